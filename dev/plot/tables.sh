@@ -11,7 +11,8 @@ cd "$(dirname "$0")/../.." || exit 1
 quick=(tensor_bytes tensor_memory tensor_ratio schedule_memory pipeline_bytes data_bytes
        lesson_data_bytes lesson_data_memory lesson_data_clock lesson_fsdp_bytes lesson_fsdp_memory lesson_fsdp_clock
        lesson_moe_bytes lesson_moe_clock lesson_context_recompute lesson_context_longest
-       schedules schedules_norm refused bubbles study plan scale scale_bands scale_claims holmes holmes_plan cuda_lines)
+       schedules schedules_norm refused bubbles study plan scale scale_bands scale_claims holmes holmes_plan cuda_lines
+       files pipeline_unrolled layouts_agree zero_memory tensor_calls tensor_reach schedules_drawn in_flight)
 slow=(layouts main errors no_wait one_stream zero post_ln parallel_block bubbles_paper plan_table1 plan_clock plan_fsdp scale_trainers
       cpu_speed)
 
@@ -639,6 +640,78 @@ table_one_stream() { fenced <build/experiments/one_stream.out; }
 table_zero() { fenced <build/experiments/zero.out; }
 table_post_ln() { fenced <build/experiments/post_ln.out; }
 table_parallel_block() { fenced <build/experiments/parallel_block.out; }
+
+# ---- commands that the lessons' pages print --------------------------------------------------------------------------
+
+# The commands behind `<!-- run NAME -->` on a page.
+commands() {
+    awk -v begin="<!-- run $1 -->" '$0 == begin { on = 1 } on && /^```$/ { exit } on && !/^(<!--|```)/' doc/*/*.md
+}
+
+# Runs them, but for those that build or change a file, with the programs of $build.
+printed() {
+    mkdir -p build
+    commands "$1" | grep -vE '^(make|sed -i|git checkout) ' |
+        sed "s|mpirun --oversubscribe|$launch|; s|build/cpu-fp32/|$build/|; s|build/cpu-bf16/|${build/fp32/bf16}/|" >"$dir/run.sh"
+    [ -s "$dir/run.sh" ] && bash "$dir/run.sh" </dev/null >"$dir/run.out" 2>"$dir/run.err" || return 1
+    fenced <"$dir/run.out"
+}
+for name in layouts_agree zero_memory tensor_calls tensor_reach schedules_drawn in_flight; do
+    eval "table_$name() { printed $name; }"
+done
+
+# The list of stage 0 of 2, with 2 chunks and 4 micro-batches, by the code that makes it.
+table_pipeline_unrolled() {
+    cat >"$dir/unrolled.c" <<'END'
+#include <stdio.h>
+#include "llmc/pipeline.h"
+int main(void) {
+    enum { P = 2, M = 4, V = 2, TOTAL = M * V };
+    int warmup = pipeline_warmup(SCHEDULE_INTERLEAVED, P, 0, M, V);
+    PipelineLists l = pipeline_empty(P, M, V);
+    l.counts[0] = pipeline_steps(P, M, V, warmup, l.steps[0]);
+    size_t slot[2 * TOTAL], n = 0;
+    pipeline_slots(&l, 0, slot);
+    puts("| i | forward f | its micro-batch, chunk, slot | backward b | its micro-batch, chunk, slot |\n|---|---|---|---|---|");
+    for (int i = 0; i < TOTAL + warmup; i++) {
+        printf("| %d |", i);
+        for (int kind = STEP_FORWARD; kind <= STEP_BACKWARD; kind++) {
+            int number = kind == STEP_FORWARD ? i : i - warmup;
+            if (number < 0 || number >= TOTAL) { printf(" | |"); continue; }
+            const PipelineStep *s = &l.steps[0][n];
+            printf(" %d | %d, %d, %zu |", number, s->micro, s->chunk, slot[n]);
+            n++;
+        }
+        puts("");
+    }
+    return 0;
+}
+END
+    ${CC:-cc} -std=gnu11 -I. -o "$dir/unrolled" "$dir/unrolled.c" -lm && "$dir/unrolled"
+}
+
+# Lines and tokens (names, numbers, texts, operators outside comments) of each trainer, and the lines of its diff.
+table_files() {
+    local file parent row
+    echo '| file | lines | tokens | lines of the diff | what is new |'
+    echo '|---|--:|--:|--:|---|'
+    while IFS='|' read -r file parent row; do
+        printf '| [%s](%s) | %s | %s | %s | %s |\n' "${file##*/}" "$file" "$(comma "$(wc -l <"$file")")" \
+            "$(comma "$(sed 's,//.*,,' "$file" | grep -oE '"(\\.|[^"\\])*"|[A-Za-z_][A-Za-z0-9_]*|[0-9][A-Za-z0-9_.]*|[^[:space:]]' | wc -l)")" \
+            "${parent:++$(diff "$parent" "$file" | grep -c '^>') -$(diff "$parent" "$file" | grep -c '^<')}" "$row"
+    done <<'END'
+train_gpt.cu||one rank: forward, backward, the step, the loop
+train_gpt_tp.cu|train_gpt.cu|tensor and sequence parallelism
+train_gpt_pp.cu|train_gpt_tp.cu|GPipe, 1F1B, interleaved 1F1B
+train_gpt_3d.cu|train_gpt_pp.cu|data parallelism, ZeRO-1
+dev/lessons/train_data.cu|train_gpt.cu|data parallelism and ZeRO-1 alone
+dev/lessons/train_fsdp.cu|dev/lessons/train_data.cu|ZeRO-2 and 3: weights gathered a layer ahead
+dev/lessons/train_context.cu|dev/lessons/train_data.cu|sequences cut over ranks: Ulysses and the ring
+dev/lessons/train_moe.cu|dev/lessons/train_data.cu|a mixture of experts on several ranks
+dev/lessons/train_llama.cu|train_gpt_3d.cu|Llama, Qwen2 and Nemotron-4 on all of 3D
+dev/lessons/train_zero_bubble.cu|train_gpt_3d.cu|each backward in two steps
+END
+}
 
 # ---- comparing and writing ------------------------------------------------------------------------------------------
 
