@@ -51,7 +51,7 @@ const TOUR = [
      told: () => `${percent(shown.bubble)}: W runs where a stage would wait, and no more activations are kept ` +
                  `than on ` +
                  "1F1B's first stage. zb-auto, given more memory, leaves no gap between a stage's own steps.",
-     page: "lab/zero_bubble.md", lesson: "3-pipeline.md",
+     page: "course/10-zero-bubble.md", lesson: "3-pipeline.md",
      source: ["dev/lessons/train_zero_bubble.cu", "run_batch"]},
     {title: "What a ring sends", open: "#collectives?n=8",
      ask: "Eight ranks sum 64 MiB by a ring. How much does each rank send?",

@@ -12,8 +12,9 @@ quick=(tensor_bytes tensor_memory tensor_ratio schedule_memory pipeline_bytes da
        lesson_data_bytes lesson_data_memory lesson_data_clock lesson_fsdp_bytes lesson_fsdp_memory lesson_fsdp_clock
        lesson_moe_bytes lesson_moe_clock lesson_context_recompute lesson_context_longest
        schedules schedules_norm refused bubbles study plan scale scale_bands scale_claims holmes holmes_plan cuda_lines
-       files pipeline_unrolled layouts_agree zero_memory tensor_calls tensor_reach schedules_drawn in_flight)
-slow=(layouts main errors no_wait one_stream zero post_ln parallel_block bubbles_paper plan_table1 plan_clock plan_fsdp scale_trainers
+       files pipeline_unrolled layouts_agree zero_memory tensor_calls tensor_reach schedules_drawn in_flight
+       context_agrees context_balance llama_grid zb_steps)
+slow=(layouts main errors no_wait one_stream zero no_add expert_balance post_ln parallel_block bubbles_paper plan_table1 plan_clock plan_fsdp scale_trainers
       cpu_speed)
 
 mode=${1:-check} build=${2:-build/cpu-fp32}
@@ -635,6 +636,7 @@ table_cpu_speed() {
 }
 
 # Of dev/test/run_experiments.sh, which leaves them there.
+table_no_add() { fenced <build/experiments/no_add.out; }
 table_no_wait() { fenced <build/experiments/no_wait.out; }
 table_one_stream() { fenced <build/experiments/one_stream.out; }
 table_zero() { fenced <build/experiments/zero.out; }
@@ -656,7 +658,8 @@ printed() {
     [ -s "$dir/run.sh" ] && bash "$dir/run.sh" </dev/null >"$dir/run.out" 2>"$dir/run.err" || return 1
     fenced <"$dir/run.out"
 }
-for name in layouts_agree zero_memory tensor_calls tensor_reach schedules_drawn in_flight; do
+for name in layouts_agree zero_memory tensor_calls tensor_reach schedules_drawn in_flight \
+    context_agrees context_balance expert_balance llama_grid zb_steps; do
     eval "table_$name() { printed $name; }"
 done
 
@@ -692,26 +695,18 @@ END
 
 # Lines and tokens (names, numbers, texts, operators outside comments) of each trainer, and the lines of its diff.
 table_files() {
-    local file parent row
-    echo '| file | lines | tokens | lines of the diff | what is new |'
-    echo '|---|--:|--:|--:|---|'
-    while IFS='|' read -r file parent row; do
-        printf '| [%s](%s) | %s | %s | %s | %s |\n' "${file##*/}" "$file" "$(comma "$(wc -l <"$file")")" \
-            "$(comma "$(sed 's,//.*,,' "$file" | grep -oE '"(\\.|[^"\\])*"|[A-Za-z_][A-Za-z0-9_]*|[0-9][A-Za-z0-9_.]*|[^[:space:]]' | wc -l)")" \
-            "${parent:++$(diff "$parent" "$file" | grep -c '^>') -$(diff "$parent" "$file" | grep -c '^<')}" "$row"
-    done <<'END'
-train_gpt.cu||one rank: forward, backward, the step, the loop
-train_gpt_tp.cu|train_gpt.cu|tensor and sequence parallelism
-train_gpt_pp.cu|train_gpt_tp.cu|GPipe, 1F1B, interleaved 1F1B
-train_gpt_3d.cu|train_gpt_pp.cu|data parallelism, ZeRO-1
-dev/lessons/train_data.cu|train_gpt.cu|data parallelism and ZeRO-1 alone
-dev/lessons/train_fsdp.cu|dev/lessons/train_data.cu|ZeRO-2 and 3: weights gathered a layer ahead
-dev/lessons/train_context.cu|dev/lessons/train_data.cu|sequences cut over ranks: Ulysses and the ring
-dev/lessons/train_moe.cu|dev/lessons/train_data.cu|a mixture of experts on several ranks
-dev/lessons/train_llama.cu|train_gpt_3d.cu|Llama, Qwen2 and Nemotron-4 on all of 3D
-dev/lessons/train_zero_bubble.cu|train_gpt_3d.cu|each backward in two steps
-END
+    local file parent token='"(\\.|[^"\\])*"|'"'(\\\\.|[^'\\\\])*'"'|[A-Za-z_][A-Za-z0-9_]*|[0-9][A-Za-z0-9_.]*|[^[:space:]]'
+    echo '| file | lines | tokens | its diff | lines of it |'
+    echo '|---|--:|--:|---|--:|'
+    for file in train_gpt.cu train_gpt_{tp,pp,3d}.cu dev/lessons/train_{data,fsdp,context,moe,llama,zero_bubble}.cu; do
+        parent=$(sed -n '2s,^// parent: ,,p' "$file")
+        [[ $file == train_gpt_*.cu ]] && parent=${PARENTS[$file]}
+        printf '| [%s](%s) | %s | %s | %s | %s |\n' "${file##*/}" "$file" "$(wc -l <"$file")" \
+            "$(comma "$(sed 's,//.*,,' "$file" | grep -oE "$token" | wc -l)")" "${parent:+to ${parent##*/}}" \
+            "${parent:++$(diff "$parent" "$file" | grep -c '^>') -$(diff "$parent" "$file" | grep -c '^<')}"
+    done
 }
+declare -A PARENTS=([train_gpt_tp.cu]=train_gpt.cu [train_gpt_pp.cu]=train_gpt_tp.cu [train_gpt_3d.cu]=train_gpt_pp.cu)
 
 # ---- comparing and writing ------------------------------------------------------------------------------------------
 

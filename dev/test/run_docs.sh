@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # run_docs.sh [BUILD]: are README.md and doc/ true? The tables of numbers that take seconds, the drawings, the plan that
-# README prints of `make train`, the code of the recipes, and every link, flag, file and known bug that the pages name.
+# lesson 4 prints of `make train`, the code of the recipes, and every link, flag, file and known bug that the pages name.
 # needs: fp32/train_gpt fp32/train_gpt_tp fp32/train_gpt_pp fp32/train_gpt_3d bf16/train_gpt_3d bf16/train_zero_bubble
 # needs: bf16/train_context bf16/train_data bf16/train_fsdp bf16/train_moe bf16/train_gpt_tp fp32/train_moe fp32/train_data
 # needs: fp32/train_context fp32/train_fsdp fp32/train_llama fp32/train_zero_bubble
@@ -37,6 +37,12 @@ drawings() {
 }
 check "the drawings are what build/tools/figures draws (else: make doc)" "$(drawings)"
 
+schedules() {
+    dev/plot/schedules.sh "$build" "$dir" >/dev/null 2>&1 || echo 'dev/plot/schedules.sh fails'
+    for drawn in gpipe 1f1b interleaved zb-h1 zb-auto; do cmp "$dir/$drawn.svg" doc/pictures/$drawn.svg; done 2>&1
+}
+check "the schedules' pictures are those of a simulated step (else: make doc)" "$(schedules)"
+
 # Draws a run like `make train` on the virtual clock, where its text makes no difference.
 main_run() {
     local flags
@@ -52,7 +58,7 @@ main_run() {
 }
 check "the main run's pictures are those of its step on the virtual clock (else: make doc)" "$(main_run)"
 
-# Lines of the plan that README prints and the dry run of the same command does not.
+# Lines of the plan that lesson 4 prints and the dry run of the same command does not.
 plan() {
     local flags
     flags=$(make --no-print-directory -n DEVICE=cpu run-train 2>/dev/null | sed -n 's/.*train_gpt_3d //p' | head -n 1 |
@@ -60,11 +66,11 @@ plan() {
     # shellcheck disable=SC2086
     $launch -n 8 "$build/train_gpt_3d" $flags --dry-run >"$dir/plan" 2>&1 </dev/null
     awk '/^<!-- table main/ { on = 1 } /^<!-- end/ { on = 0 }
-         on && /^(device|model|batch|[0-9]+ ranks|stage|    )/' README.md >"$dir/printed"
+         on && /^(device|model|batch|[0-9]+ ranks|stage|    )/' doc/course/4-3d.md >"$dir/printed"
     [ "$(wc -l <"$dir/printed")" -ge 6 ] || echo 'it is not there'
     grep -vxFf "$dir/plan" "$dir/printed"
 }
-check "README: the plan of make train" "$(plan)"
+check "lesson 4: the plan of make train" "$(plan)"
 
 # GitHub's name of a heading: lower case, no punctuation, dashes for spaces.
 headings() { sed -n 's/^##* //p' "$1" | tr '[:upper:]' '[:lower:]' | sed -E 's/[^a-z0-9 _-]//g; s/ /-/g'; }
@@ -123,24 +129,6 @@ debugger() {
     [[ $fast = *' -O3 '* && $fast != *' -O0 '* && $fast != *' -g '* ]] || echo 'make does not compile with -O3 alone'
 }
 check "make GDB=1 builds for a debugger, as doc/lab/stand_ins.md says" "$(debugger)"
-
-# README's rows `| [file] | lines | diff |`.
-budgets() {
-    local previous='' file lines changes
-    grep -E '^\| \[train_gpt' README.md | while IFS='|' read -r _ file lines changes _; do
-        file=$(sed 's/.*(\(.*\)).*/\1/' <<<"$file")
-        [ "$(wc -l <"$file")" -le "$lines" ] || echo "$file has $(wc -l <"$file") lines, not $lines"
-        [ -z "$previous" ] || [ "$(diff "$previous" "$file" | grep -c '^<')" -le "$changes" ] ||
-            echo "$file removes $(diff "$previous" "$file" | grep -c '^<') lines of $previous, not $changes"
-        previous=$file
-    done
-    grep -E '^\| \[train_.*\(dev/lessons' README.md | while IFS='|' read -r _ file previous lines changes _; do
-        file=$(sed 's/.*(\(.*\)).*/\1/' <<<"$file") previous=$(find . -name "${previous// /}" -path '*train_*' | head -n 1)
-        [ "$(diff "$previous" "$file" | grep -c '^>')" -le "$lines" ] || echo "$file adds more than $lines lines"
-        [ "$(diff "$previous" "$file" | grep -c '^<')" -le "$changes" ] || echo "$file removes more than $changes lines"
-    done
-}
-check "trainers and their diffs are as short as README says" "$(budgets)"
 
 # Each bug stands by its name in a string of each test that doc/lab/bugs.md gives for it.
 bugs() {
