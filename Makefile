@@ -320,7 +320,7 @@ endif
 # ---- make experts ------------------------------------------------------------------------------------------
 
 # A mixture of 8 experts, each on a rank of its own, and the dense model that pays as many FLOPs for a token: so small a
-# one that its size is what limits it. Each has the learning rate that suits it (doc/lessons.md).
+# one that its size is what limits it. Each has the learning rate that suits it (doc/course/8-experts.md).
 EXPERTS := --train-data build/corpus/train.bin --val-data build/corpus/val.bin --shuffle 1 --layers 2 --heads 2 \
            --channels 32 --seq 64 --micro-batch 2 --global-batch 16 --steps 3000 --warmup 60 --val-every 500 \
            --val-batches 40

@@ -33,7 +33,7 @@ def page(title, body, depth):
     return (f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>\n'
             f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<style>\n{STYLE}</style></head><body>\n'
             f'<nav><a href="{up}index.html">Read me</a><a href="{up}doc/explorer.html#tour">Tour</a>'
-            f'<a href="{up}doc/explorer.html">Explorer</a><a href="{up}doc/lessons.html">Lessons</a></nav>\n'
+            f'<a href="{up}doc/explorer.html">Explorer</a><a href="{up}doc/course/1-one-rank.html">Lessons</a></nav>\n'
             f'<main>\n{body}</main></body></html>\n')
 
 
@@ -45,8 +45,6 @@ class Site:
         """The page of a file or folder of the repository, which it must get."""
         if path == "README.md":
             return "index.html"
-        if path == "doc/explorer.md":  # explorer.html is the explorer
-            return "doc/about_explorer.html"
         if path.endswith((".svg", ".png")) or path == "doc/explorer.html":
             return path
         if path.endswith(".md"):
@@ -105,7 +103,8 @@ class Site:
         self.write(path + ".html", page(path, f"<h1>{html.escape(path)}</h1>\n{body}", path.count("/")))
 
     def make(self):
-        pages = ["README.md"] + sorted("doc/" + n for n in os.listdir("doc") if n.endswith(".md"))
+        pages = ["README.md"] + sorted(f"doc/{folder}/{n}" for folder in ("course", "lab")
+                                       for n in os.listdir("doc/" + folder) if n.endswith(".md"))
         for path in pages:
             self.markdown(path)
         shutil.copytree("doc/pictures", os.path.join(self.out, "doc/pictures"), dirs_exist_ok=True)
@@ -113,7 +112,8 @@ class Site:
             text = file.read()
         for name in re.findall(r'^ *"([a-z0-9_/]+\.cu)": \{$', text, re.M):  # LINES, whose links a script makes
             self.target(name)
-        text = text.replace("`../${file}#L", "`../${file}.html#L").replace('"../README.md#"', '"../index.html#"')
+        text = text.replace("`../${file}#L", "`../${file}.html#L")
+        text = text.replace('"course/" + now.lesson', '"course/" + now.lesson.replace(".md", ".html")')
         text = text.replace('link("doc/" + now.page, now.page)',
                             'link("doc/" + now.page, now.page.replace(".md", ".html"))')
         head, body = text.split("<body>", 1)

@@ -23,7 +23,7 @@ indentation, empty lines and line ends; only a byte order mark at its start is l
 Shards are written to OUT/SET_train_000001.bin ... and OUT/SET_val_000000.bin, so that
 --train-data 'OUT/SET_train_*.bin' --val-data 'OUT/SET_val_*.bin' names them. With GPT-2's tokens OUT/tokenizer.json
 comes too: give it to the trainer as --tokenizer, for prompts and samples. What is for --eval goes to OUT/SET.bin, in
-rows of at most --seq + 1 tokens; doc/evaluation.md has the layout.
+rows of at most --seq + 1 tokens; doc/lab/evaluation.md has the layout.
 
 Packages from PyPI: tokenizers for GPT-2's tokens, pyarrow for fineweb unless --pretokenized. Without them there are
 bytes. What has been downloaded stays in OUT/download and is not fetched again.

@@ -15,17 +15,7 @@ make --no-print-directory DEVICE=cpu run-train | tee build/out/console.txt
 cp build/out/timeline.svg $pictures/main.svg
 cp build/out/profile.svg $pictures/profile.svg
 
-for schedule in gpipe 1f1b interleaved zb-h1 zb-auto; do
-    chunks=1 title="$schedule: 4 stages, 8 micro-batches" durations=--retime trainer=train_gpt_pp
-    [ $schedule = interleaved ] && chunks=2 title="$title, 2 chunks a stage"
-    [[ $schedule = zb-* ]] && durations='--costs 1,1,1' trainer=train_zero_bubble
-    [ $schedule = zb-auto ] && durations='--costs 25,26.5,24'  # in the ratio of the search's FLOPs: C = 128, T = 64
-    OMP_NUM_THREADS=1 $launch -n 4 build/cpu-fp32/$trainer --pipeline 4 --schedule $schedule --virtual $chunks \
-        --layers 8 --seq 64 --micro-batch 4 --global-batch 32 --steps 5 --val-every 0 \
-        --train-data build/corpus/train.bin --trace build/out/$schedule.json >/dev/null
-    # shellcheck disable=SC2086
-    build/tools/timeline --step 4 $durations --title "$title" --out $pictures/$schedule.svg build/out/$schedule.json
-done
+dev/plot/schedules.sh build/cpu-fp32 $pictures
 
 for browser in chromium chromium-browser google-chrome; do
     command -v $browser >/dev/null || continue
@@ -43,14 +33,6 @@ for browser in chromium chromium-browser google-chrome; do
 done
 make --no-print-directory DEVICE=cpu PRECISION=fp32 experts
 cp build/out/experts.svg $pictures/experts.svg
-
-# Two lessons on the virtual clock: 6 layers of a model of 70 billion parameters, 64 GPUs, 2048 tokens on each.
-for lesson in data fsdp; do
-    build/cpu-bf16/train_$lesson --simulate dev/clusters/dgx-a100.json --ranks 64 --layers 6 --heads 64 --channels 8192 \
-        --vocab 50368 --seq 2048 --micro-batch 1 --recompute layer --trace build/out/$lesson.json >/dev/null
-    build/tools/timeline --step 2 --title "train_$lesson: 6 layers, rank 0 of 64" \
-        --out $pictures/lesson_$lesson.svg build/out/$lesson.json
-done
 
 dev/test/run_experiments.sh build/cpu-fp32
 for layers in 4 24; do

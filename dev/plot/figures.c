@@ -1,13 +1,18 @@
 // figures.c: draws the pictures of doc/ that come from no run: the collectives, a layer on a tensor rank,
-// backward's streams, the pipeline's deadlock, bucket 0, the ring of context parallelism, networks of unlike nodes.
+// the shares of tensor ranks, the loss in parts, backward's streams, the pipeline's deadlock, bucket 0, the ring of context
+// parallelism, dispatch of experts, the streams of two lessons, networks of unlike nodes.
 //
 //   figures FOLDER      writes FOLDER/NAME.svg for each of them
 #include "dev/plot/draw_buckets.h"
 #include "dev/plot/draw_collectives.h"
 #include "dev/plot/draw_context.h"
+#include "dev/plot/draw_dispatch.h"
 #include "dev/plot/draw_layer.h"
 #include "dev/plot/draw_networks.h"
+#include "dev/plot/draw_shards.h"
+#include "dev/plot/draw_shares.h"
 #include "dev/plot/draw_streams.h"
+#include "dev/plot/draw_vocabulary.h"
 #include "dev/plot/tool.h"
 
 typedef struct {
@@ -19,7 +24,14 @@ static const Figure FIGURES[] = {
     {"all_reduce", draw_all_reduce}, {"reduce_scatter", draw_reduce_scatter}, {"all_gather", draw_all_gather},
     {"broadcast", draw_broadcast},   {"send_receive", draw_send_receive},     {"ring", draw_ring},
     {"layer", draw_layer},           {"streams", draw_backward_streams},      {"deadlock", draw_deadlock},
-    {"bucket0", draw_bucket0},      {"context", draw_context},        {"networks", draw_networks},
+    {"bucket0", draw_bucket0},
+    {"context", draw_context},
+    {"networks", draw_networks},
+    {"shares", draw_shares},
+    {"vocabulary_loss", draw_vocabulary_loss},
+    {"dispatch", draw_dispatch},
+    {"lesson_data", draw_lesson_data},
+    {"lesson_fsdp", draw_lesson_fsdp},
 };
 
 int main(int argc, char **argv) {

@@ -1,5 +1,5 @@
 // ring_cells.h: what each rank of a ring computes in a step, in pairs of chunks, by the pairs of the trainer
-// (llmc/host/context.h): for the picture of doc/lessons.md and the explorer.
+// (llmc/host/context.h): for the picture of doc/course/7-context.md and the explorer.
 //
 // defines: RingCells, ring_cells
 #ifndef LLMC_RING_CELLS_H

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# tables.sh check|write [BUILD] [NAME...]: the tables and outputs of README.md and doc/*.md that come from commands.
+# tables.sh check|write [BUILD] [NAME...]: the tables and outputs of README.md and doc/ that come from commands.
 # A table stands between the lines `<!-- table NAME -->` and `<!-- end -->`; table_NAME below prints it. `check`
 # compares the page with the command's output, `write` puts the output there. BUILD (build/cpu-fp32) holds the
 # trainers, the folder next to it the bf16 ones. Without names: all tables that take seconds. `all`: also the slow
@@ -11,8 +11,10 @@ cd "$(dirname "$0")/../.." || exit 1
 quick=(tensor_bytes tensor_memory tensor_ratio schedule_memory pipeline_bytes data_bytes
        lesson_data_bytes lesson_data_memory lesson_data_clock lesson_fsdp_bytes lesson_fsdp_memory lesson_fsdp_clock
        lesson_moe_bytes lesson_moe_clock lesson_context_recompute lesson_context_longest
-       schedules schedules_norm refused bubbles study plan scale scale_bands scale_claims holmes holmes_plan cuda_lines)
-slow=(layouts main errors no_wait one_stream zero post_ln parallel_block bubbles_paper plan_table1 plan_clock plan_fsdp scale_trainers
+       schedules schedules_norm refused bubbles study plan scale scale_bands scale_claims holmes holmes_plan cuda_lines
+       files pipeline_unrolled layouts_agree zero_memory tensor_calls tensor_reach schedules_drawn in_flight
+       context_agrees context_balance llama_grid zb_steps)
+slow=(layouts main errors no_wait one_stream zero no_add expert_balance post_ln parallel_block bubbles_paper plan_table1 plan_clock plan_fsdp scale_trainers
       cpu_speed)
 
 mode=${1:-check} build=${2:-build/cpu-fp32}
@@ -634,17 +636,83 @@ table_cpu_speed() {
 }
 
 # Of dev/test/run_experiments.sh, which leaves them there.
+table_no_add() { fenced <build/experiments/no_add.out; }
 table_no_wait() { fenced <build/experiments/no_wait.out; }
 table_one_stream() { fenced <build/experiments/one_stream.out; }
 table_zero() { fenced <build/experiments/zero.out; }
 table_post_ln() { fenced <build/experiments/post_ln.out; }
 table_parallel_block() { fenced <build/experiments/parallel_block.out; }
 
+# ---- commands that the lessons' pages print --------------------------------------------------------------------------
+
+# The commands behind `<!-- run NAME -->` on a page.
+commands() {
+    awk -v begin="<!-- run $1 -->" '$0 == begin { on = 1 } on && /^```$/ { exit } on && !/^(<!--|```)/' doc/*/*.md
+}
+
+# Runs them, but for those that build or change a file, with the programs of $build.
+printed() {
+    mkdir -p build
+    commands "$1" | grep -vE '^(make|sed -i|git checkout) ' |
+        sed "s|mpirun --oversubscribe|$launch|; s|build/cpu-fp32/|$build/|; s|build/cpu-bf16/|${build/fp32/bf16}/|" >"$dir/run.sh"
+    [ -s "$dir/run.sh" ] && bash "$dir/run.sh" </dev/null >"$dir/run.out" 2>"$dir/run.err" || return 1
+    fenced <"$dir/run.out"
+}
+for name in layouts_agree zero_memory tensor_calls tensor_reach schedules_drawn in_flight \
+    context_agrees context_balance expert_balance llama_grid zb_steps; do
+    eval "table_$name() { printed $name; }"
+done
+
+# The list of stage 0 of 2, with 2 chunks and 4 micro-batches, by the code that makes it.
+table_pipeline_unrolled() {
+    cat >"$dir/unrolled.c" <<'END'
+#include <stdio.h>
+#include "llmc/pipeline.h"
+int main(void) {
+    enum { P = 2, M = 4, V = 2, TOTAL = M * V };
+    int warmup = pipeline_warmup(SCHEDULE_INTERLEAVED, P, 0, M, V);
+    PipelineLists l = pipeline_empty(P, M, V);
+    l.counts[0] = pipeline_steps(P, M, V, warmup, l.steps[0]);
+    size_t slot[2 * TOTAL], n = 0;
+    pipeline_slots(&l, 0, slot);
+    puts("| i | forward f | its micro-batch, chunk, slot | backward b | its micro-batch, chunk, slot |\n|---|---|---|---|---|");
+    for (int i = 0; i < TOTAL + warmup; i++) {
+        printf("| %d |", i);
+        for (int kind = STEP_FORWARD; kind <= STEP_BACKWARD; kind++) {
+            int number = kind == STEP_FORWARD ? i : i - warmup;
+            if (number < 0 || number >= TOTAL) { printf(" | |"); continue; }
+            const PipelineStep *s = &l.steps[0][n];
+            printf(" %d | %d, %d, %zu |", number, s->micro, s->chunk, slot[n]);
+            n++;
+        }
+        puts("");
+    }
+    return 0;
+}
+END
+    ${CC:-cc} -std=gnu11 -I. -o "$dir/unrolled" "$dir/unrolled.c" -lm && "$dir/unrolled"
+}
+
+# Lines and tokens (names, numbers, texts, operators outside comments) of each trainer, and the lines of its diff.
+table_files() {
+    local file parent token='"(\\.|[^"\\])*"|'"'(\\\\.|[^'\\\\])*'"'|[A-Za-z_][A-Za-z0-9_]*|[0-9][A-Za-z0-9_.]*|[^[:space:]]'
+    echo '| file | lines | tokens | its diff | lines of it |'
+    echo '|---|--:|--:|---|--:|'
+    for file in train_gpt.cu train_gpt_{tp,pp,3d}.cu dev/lessons/train_{data,fsdp,context,moe,llama,zero_bubble}.cu; do
+        parent=$(sed -n '2s,^// parent: ,,p' "$file")
+        [[ $file == train_gpt_*.cu ]] && parent=${PARENTS[$file]}
+        printf '| [%s](%s) | %s | %s | %s | %s |\n' "${file##*/}" "$file" "$(wc -l <"$file")" \
+            "$(comma "$(sed 's,//.*,,' "$file" | grep -oE "$token" | wc -l)")" "${parent:+to ${parent##*/}}" \
+            "${parent:++$(diff "$parent" "$file" | grep -c '^>') -$(diff "$parent" "$file" | grep -c '^<')}"
+    done
+}
+declare -A PARENTS=([train_gpt_tp.cu]=train_gpt.cu [train_gpt_pp.cu]=train_gpt_tp.cu [train_gpt_3d.cu]=train_gpt_pp.cu)
+
 # ---- comparing and writing ------------------------------------------------------------------------------------------
 
 passed=0 failed=0
 for name in "${names[@]}"; do
-    page=$(grep -l "^<!-- table $name -->$" README.md doc/*.md)
+    page=$(grep -l "^<!-- table $name -->$" README.md doc/*/*.md)
     if [ -z "$page" ] || ! "table_$name" >"$dir/new"; then
         echo "FAIL table $name: ${page:-is on no page}"
         failed=$((failed + 1))

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # run_docs.sh [BUILD]: are README.md and doc/ true? The tables of numbers that take seconds, the drawings, the plan that
-# README prints of `make train`, the code of the recipes, and every link, flag, file and known bug that the pages name.
+# lesson 4 prints of `make train`, the code of the recipes, and every link, flag, file and known bug that the pages name.
 # needs: fp32/train_gpt fp32/train_gpt_tp fp32/train_gpt_pp fp32/train_gpt_3d bf16/train_gpt_3d bf16/train_zero_bubble
 # needs: bf16/train_context bf16/train_data bf16/train_fsdp bf16/train_moe bf16/train_gpt_tp fp32/train_moe fp32/train_data
 # needs: fp32/train_context fp32/train_fsdp fp32/train_llama fp32/train_zero_bubble
@@ -8,7 +8,7 @@
 # needs: tools/profile tools/byte_corpus
 . "$(dirname "$0")/report.sh"
 cpu_only 'the numbers are those of the stand-ins'
-pages=(README.md doc/*.md dev/slurm/README.md)
+pages=(README.md doc/course/*.md doc/lab/*.md dev/slurm/README.md)
 
 verdicts 'tables of the pages' dev/plot/tables.sh check "$build"
 
@@ -23,9 +23,9 @@ $2}"
 rates() {
     local rows
     build/tools/bubbles paper "${build/fp32/bf16}" dev/clusters/dgx-a100.json 6.2B 2>&1 | grep -v '^|-' |
-        while read -r row; do grep -qxF -- "$row" doc/zero_bubble.md || echo "not there: $row"; done
+        while read -r row; do grep -qxF -- "$row" doc/lab/zero_bubble.md || echo "not there: $row"; done
     rows=$(awk -F' *[|,] *' '/^<!-- table bubbles_paper/ { on = 1 } /^<!-- end/ { on = 0 }
-        on && $2 ~ /B$/ && $6 == $7 && $12 == $13 && $15 == $16' doc/zero_bubble.md | wc -l)
+        on && $2 ~ /B$/ && $6 == $7 && $12 == $13 && $15 == $16' doc/lab/zero_bubble.md | wc -l)
     [ "$rows" = 12 ] || echo "$rows rows of 12 have the paper's rates"
 }
 check "the lists have the bubble rates of Zero Bubble's Table 5, and rows of the trainers' clock are as written" "$(rates)"
@@ -36,6 +36,12 @@ drawings() {
     for drawn in "$dir"/*.svg; do cmp "$drawn" "doc/pictures/${drawn##*/}"; done 2>&1
 }
 check "the drawings are what build/tools/figures draws (else: make doc)" "$(drawings)"
+
+schedules() {
+    dev/plot/schedules.sh "$build" "$dir" >/dev/null 2>&1 || echo 'dev/plot/schedules.sh fails'
+    for drawn in gpipe 1f1b interleaved zb-h1 zb-auto; do cmp "$dir/$drawn.svg" doc/pictures/$drawn.svg; done 2>&1
+}
+check "the schedules' pictures are those of a simulated step (else: make doc)" "$(schedules)"
 
 # Draws a run like `make train` on the virtual clock, where its text makes no difference.
 main_run() {
@@ -52,7 +58,7 @@ main_run() {
 }
 check "the main run's pictures are those of its step on the virtual clock (else: make doc)" "$(main_run)"
 
-# Lines of the plan that README prints and the dry run of the same command does not.
+# Lines of the plan that lesson 4 prints and the dry run of the same command does not.
 plan() {
     local flags
     flags=$(make --no-print-directory -n DEVICE=cpu run-train 2>/dev/null | sed -n 's/.*train_gpt_3d //p' | head -n 1 |
@@ -60,11 +66,11 @@ plan() {
     # shellcheck disable=SC2086
     $launch -n 8 "$build/train_gpt_3d" $flags --dry-run >"$dir/plan" 2>&1 </dev/null
     awk '/^<!-- table main/ { on = 1 } /^<!-- end/ { on = 0 }
-         on && /^(device|model|batch|[0-9]+ ranks|stage|    )/' README.md >"$dir/printed"
+         on && /^(device|model|batch|[0-9]+ ranks|stage|    )/' doc/course/4-3d.md >"$dir/printed"
     [ "$(wc -l <"$dir/printed")" -ge 6 ] || echo 'it is not there'
     grep -vxFf "$dir/plan" "$dir/printed"
 }
-check "README: the plan of make train" "$(plan)"
+check "lesson 4: the plan of make train" "$(plan)"
 
 # GitHub's name of a heading: lower case, no punctuation, dashes for spaces.
 headings() { sed -n 's/^##* //p' "$1" | tr '[:upper:]' '[:lower:]' | sed -E 's/[^a-z0-9 _-]//g; s/ /-/g'; }
@@ -78,12 +84,16 @@ links() {
             [[ $link != *#* || $target == *.html ]] || headings "$target" | grep -qx -- "${link#*#}" || echo "$page: no heading $link"
         done
     done
-    for page in doc/*.md; do grep -q "($page" README.md || echo "README does not lead to $page"; done
+    for page in doc/course/*.md; do grep -q "($page" README.md || echo "README does not lead to $page"; done
+    for page in doc/lab/*.md; do
+        [ "$page" = doc/lab/README.md ] || grep -q "(${page##*/}" doc/lab/README.md || echo "doc/lab/README.md does not lead to $page"
+    done
+    grep -q '(doc/lab/README.md)' README.md || echo 'README does not lead to doc/lab/README.md'
     for page in doc/pictures/*.svg; do
-        grep -q "pictures/${page##*/})" README.md doc/*.md || echo "no page shows $page"
+        grep -q "pictures/${page##*/})" "${pages[@]}" || echo "no page shows $page"
     done
 }
-check "links lead somewhere, README leads to all pages, all pictures are shown" "$(links)"
+check "links lead somewhere, README and the list of the laboratory lead to all pages, all pictures are shown" "$(links)"
 
 files() {
     local path
@@ -103,7 +113,7 @@ flags() {
         sed 's/]/ ]/g; s/$/ /' >"$dir/help"
     grep -ohE '(^|[ `("])--[a-z][a-z0-9-]*' "${pages[@]}" | sed -E 's/^[ `("]*--//' | sort -u | grep -vxE "$others" |
         while read -r flag; do grep -q -- "--$flag " "$dir/help" || echo "--$flag"; done
-    grep -ohE '(`|^)make [a-z-]+( |`|$)' README.md doc/*.md | tr -d '\140' | sort -u | while read -r _ flag; do
+    grep -ohE '(`|^)make [a-z-]+( |`|$)' "${pages[@]}" | tr -d '\140' | sort -u | while read -r _ flag; do
         grep -qE "^${flag% }:" Makefile || echo "make $flag"
     done
 }
@@ -118,27 +128,9 @@ debugger() {
         grep -- '-o build/cpu-fp32/train_gpt')
     [[ $fast = *' -O3 '* && $fast != *' -O0 '* && $fast != *' -g '* ]] || echo 'make does not compile with -O3 alone'
 }
-check "make GDB=1 builds for a debugger, as doc/stand_ins.md says" "$(debugger)"
+check "make GDB=1 builds for a debugger, as doc/lab/stand_ins.md says" "$(debugger)"
 
-# README's rows `| [file] | lines | diff |`.
-budgets() {
-    local previous='' file lines changes
-    grep -E '^\| \[train_gpt' README.md | while IFS='|' read -r _ file lines changes _; do
-        file=$(sed 's/.*(\(.*\)).*/\1/' <<<"$file")
-        [ "$(wc -l <"$file")" -le "$lines" ] || echo "$file has $(wc -l <"$file") lines, not $lines"
-        [ -z "$previous" ] || [ "$(diff "$previous" "$file" | grep -c '^<')" -le "$changes" ] ||
-            echo "$file removes $(diff "$previous" "$file" | grep -c '^<') lines of $previous, not $changes"
-        previous=$file
-    done
-    grep -E '^\| \[train_.*\(dev/lessons' README.md | while IFS='|' read -r _ file previous lines changes _; do
-        file=$(sed 's/.*(\(.*\)).*/\1/' <<<"$file") previous=$(find . -name "${previous// /}" -path '*train_*' | head -n 1)
-        [ "$(diff "$previous" "$file" | grep -c '^>')" -le "$lines" ] || echo "$file adds more than $lines lines"
-        [ "$(diff "$previous" "$file" | grep -c '^<')" -le "$changes" ] || echo "$file removes more than $changes lines"
-    done
-}
-check "trainers and their diffs are as short as README says" "$(budgets)"
-
-# Each bug stands by its name in a string of each test that doc/bugs.md gives for it.
+# Each bug stands by its name in a string of each test that doc/lab/bugs.md gives for it.
 bugs() {
     local name tests file rows=0
     while IFS='|' read -r _ name _ _ tests _; do
@@ -147,16 +139,16 @@ bugs() {
             awk -v name="$name" '{ at = index($0, name) } at && index(substr($0, 1, at), "\"") { found = 1 }
                                  END { exit !found }' "$file" || echo "\"$name\" is not in $file"
         done
-    done < <(grep -E '\.(c|cu|sh) \|$' doc/bugs.md)
+    done < <(grep -E '\.(c|cu|sh) \|$' doc/lab/bugs.md)
     [ $rows = 31 ] || echo "$rows rows were read, not 31"
 }
-check "each bug is in the tests that doc/bugs.md names" "$(bugs)"
+check "each bug is in the tests that doc/lab/bugs.md names" "$(bugs)"
 
-# The schedule of doc/recipes.md is one that pipeline_prove accepts.
+# The schedule of doc/lab/recipes.md is one that pipeline_prove accepts.
 schedule() {
     {
         printf '#include <stdio.h>\n#include "llmc/pipeline.h"\n'
-        awk '/^<!-- code pipeline_eager/ { on = 1 } on && /^```$/ { exit } on && !/^(<!--|```)/' doc/recipes.md
+        awk '/^<!-- code pipeline_eager/ { on = 1 } on && /^```$/ { exit } on && !/^(<!--|```)/' doc/lab/recipes.md
         cat <<'END'
 int main(void) {
     enum { P = 8, M = 32 };
@@ -174,6 +166,6 @@ END
     } >"$dir/schedule.c"
     ${CC:-cc} -std=gnu11 -I. -o "$dir/schedule" "$dir/schedule.c" -lm 2>&1 && "$dir/schedule"
 }
-check "the schedule of doc/recipes.md cannot hang" "$(schedule)"
+check "the schedule of doc/lab/recipes.md cannot hang" "$(schedule)"
 
 finish

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# run_experiments.sh [BUILD]: runs the commands of doc/experiments.md, as they stand there, on copies of the trainers,
-# and checks the page's claims. Their output stays in build/experiments/NAME.out for `make doc`.
+# run_experiments.sh [BUILD]: runs the commands by which the lessons' pages break a trainer, as they stand there, on copies
+# of the trainers, and checks the pages' claims. Their output stays in build/experiments/NAME.out for `make doc`.
 # needs: fp32/train_gpt fp32/train_gpt_tp fp32/train_gpt_3d bf16/train_gpt_3d tools/byte_corpus
 . "$(dirname "$0")/report.sh"
-page=doc/experiments.md dir=build/experiments
+dir=build/experiments
 cpu_only 'they are about the stand-ins'
 export OMP_NUM_THREADS=1
 mkdir -p $dir
@@ -17,10 +17,10 @@ check() { # check TEXT COMMAND...
 
 # The commands of an experiment: the block of code behind `<!-- run NAME -->`.
 commands() {
-    awk -v begin="<!-- run $1 -->" '$0 == begin { on = 1 } on && /^```$/ { exit } on && !/^(<!--|```)/' $page
+    awk -v begin="<!-- run $1 -->" '$0 == begin { on = 1 } on && /^```$/ { exit } on && !/^(<!--|```)/' doc/*/*.md
 }
 
-# change NAME [TARGET]: makes build/experiments/NAME.cu as the sed or patch line on the page says, and builds it.
+# change NAME [TARGET]: makes build/experiments/NAME.cu as the sed or patch line of its page says, and builds it.
 change() {
     local words file code
     eval "words=($(commands "$1" | head -n 1))"
@@ -36,7 +36,7 @@ change() {
 
 # run NAME OUTPUT PROGRAM OTHER: the commands but sed, patch and make, with another program in the place of the page's.
 run() {
-    commands "$1" | grep -vE '^(sed -i|patch|make) ' | sed "s|mpirun --oversubscribe|$launch|; s|$3|$4|" >"$dir/$1.sh"
+    commands "$1" | grep -vE '^(sed -i|patch|make|git checkout) ' | sed "s|mpirun --oversubscribe|$launch|; s|$3|$4|" >"$dir/$1.sh"
     bash "$dir/$1.sh" >"$dir/$2" 2>"$dir/$1.err" </dev/null
 }
 
@@ -53,6 +53,15 @@ done
 check "no_wait: without it, the default order happens to be right" test "$(order no_wait 1)" = "$right"
 wrong=$(for n in 2 3 4; do [ "$(order no_wait $n)" = "$right" ] || echo $n; done)
 check "no_wait: and a random order shows that it is wrong" test -n "$wrong"
+
+change no_add
+run no_add no_add.out build/cpu-fp32-gdb/train_gpt "$build/$dir/no_add"
+run no_add with_add.out build/cpu-fp32-gdb/train_gpt "$build/train_gpt"
+first() { sed -n "1s/.*| $2 \([0-9.]*\).*/\1/p" "$dir/$1.out"; } # first NAME loss|norm: of step 1
+check "no_add: the loss of step 1 stays right: $(first no_add loss)" \
+    test -n "$(first no_add loss)" -a "$(first no_add loss)" = "$(first with_add loss)"
+check "no_add: and the norm is less than half: $(first no_add norm), $(first with_add norm)" \
+    awk -v a="$(first no_add norm)" -v b="$(first with_add norm)" 'BEGIN { exit !(a > 0 && 2 * a < b) }'
 
 change no_end
 for attempt in 1 2 3; do

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# run_fine_tuning.sh [BUILD]: the commands of doc/fine_tuning.md, as they stand there, on small models made here. Then
+# run_fine_tuning.sh [BUILD]: the commands of doc/lab/fine_tuning.md, as they stand there, on small models made here. Then
 # transformers must find the validation losses of the saved folders and the logits that the trainer computes. Needs the
 # Python packages that the page names; PYTHON names another interpreter. Ends with `N passed, N failed`.
 # needs: fp32/train_llama fp32/train_gpt_3d fp32/dev/test/test_tokenizer
@@ -14,12 +14,12 @@ export OMP_NUM_THREADS=1
 # In a folder of its own, which looks like the repository to the commands.
 mkdir "$dir/build" && ln -s "$repository/dev" "$dir/dev" && ln -s "$build" "$dir/build/cpu-fp32" || exit 1
 # The licence and the pages, an empty line behind each paragraph: some 300 documents.
-cat LICENSE doc/lessons.md doc/checkpoints.md >"$dir/notes.txt"
+cat LICENSE doc/course/*.md doc/lab/checkpoints.md >"$dir/notes.txt"
 
 # step NUMBER: runs a command of the page; the first one, make, has been run by make test.
 step() {
     local command
-    command=$(sed -n "/<!-- commands $page -->/,/<!-- end -->/p" "$repository/doc/fine_tuning.md" | grep -v '^[<`]' |
+    command=$(sed -n "/<!-- commands $page -->/,/<!-- end -->/p" "$repository/doc/lab/fine_tuning.md" | grep -v '^[<`]' |
         sed -n "$1p")
     command=${command/#mpirun/$launch}
     command=${command/#python3/$python}

@@ -11,7 +11,7 @@ verdicts 'test_moe fp32' "$build/dev/test/test_moe" "$build"
 bf16=${build/fp32/bf16}
 for group in layouts traffic; do verdicts "test_moe bf16 $group" "$bf16/dev/test/test_moe" "$bf16" $group; done
 
-build/tools/byte_corpus "$dir/train.bin" "$dir/val.bin" README.md doc/*.md >/dev/null || exit 1
+build/tools/byte_corpus "$dir/train.bin" "$dir/val.bin" README.md doc/*/*.md >/dev/null || exit 1
 flags="--train-data $dir/train.bin --layers 2 --heads 2 --channels 32 --seq 32 --global-batch 8 --micro-batch 1
     --top-k 2"
 

@@ -10,7 +10,7 @@ report $? "every link leads somewhere: $(tail -n 3 "$dir/out")"
 elsewhere=$(grep -rlE '<(img|script|link|iframe)[^>]*(src|href)="?https?:' "$dir/site")
 [ -z "$elsewhere" ]
 report $? "no page loads anything from elsewhere $elsewhere"
-for page in index.html doc/explorer.html doc/about_explorer.html doc/lessons.html doc/pictures/1f1b.svg train_gpt_pp.cu.html; do
+for page in index.html doc/explorer.html doc/lab/explorer.html doc/course/1-one-rank.html doc/pictures/1f1b.svg train_gpt_pp.cu.html; do
     [ -s "$dir/site/$page" ]
     report $? "$page is there"
 done
@@ -25,9 +25,9 @@ grep -q 'href="doc/explorer.html#tour"' "$dir/site/index.html"
 report $? 'README leads to the tour'
 mkdir "$dir/tree"
 tar c --exclude=./build --exclude=./.git --exclude=./site . | tar x -C "$dir/tree"
-printf '# X\n[a](nowhere.md) [b](lessons.md#nowhere)\n' >"$dir/tree/doc/site-test.md"
+printf '# X\n[a](nowhere.md) [b](words.md#nowhere)\n' >"$dir/tree/doc/course/site-test.md"
 python3 "$dir/tree/dev/site.py" "$dir/broken" >"$dir/out" 2>&1
-[ $? = 1 ] && [ "$(grep -c '^dead link: doc/site-test' "$dir/out")" -ge 2 ]
+[ $? = 1 ] && [ "$(grep -c '^dead link: doc/course/site-test' "$dir/out")" -ge 2 ]
 report $? "a dead link is found: $(grep -c '^dead' "$dir/out")"
 
 # ---- in Chromium ----------------------------------------------------------------------------------------------------

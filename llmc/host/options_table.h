@@ -77,7 +77,7 @@ struct Options {
     size_t context;           // how many neighbouring data ranks share each sequence: 1 but in a lesson
     bool zero, overlap;
     const char *order;
-    const char *virtual_time, *simulate;  // a cluster file: see doc/virtual_time.md
+    const char *virtual_time, *simulate;  // a cluster file: see doc/lab/virtual_time.md
     size_t ranks;             // of a simulation
 };
 
@@ -160,7 +160,7 @@ static const Field OPTIONS[] = {
     TEXT("trace", trace, NULL, 0, "FILE", "Chrome trace of ranks and streams"),
     SIZE("trace-steps", trace_steps, "10", 1, 1e6, 0, "first steps that --trace covers"),
     TEXT("dump-gradients", dump_gradients, NULL, OPTION_TRAINS, "FILE", "safetensors of the first step's gradients"),
-    TEXT("eval", eval, NULL, OPTION_TRAINS, "FILE", "measure the model on a file's rows and stop: doc/evaluation.md"),
+    TEXT("eval", eval, NULL, OPTION_TRAINS, "FILE", "measure the model on a file's rows and stop: doc/lab/evaluation.md"),
     MARK("dry-run", dry_run, OPTION_BASIC | OPTION_TRAINS, NULL,
          "print configuration, ranks and bytes per rank, then stop"),
     MARK("help", help, OPTION_BASIC, "all", "the flags of the lessons; --help all: all flags"),
