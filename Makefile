@@ -233,10 +233,18 @@ scale: build/tools/scale  ## published runs on up to 3360 GPUs: predicted step t
 holmes: build/tools/scale  ## rates of Holmes, on nodes with InfiniBand, RoCE and Ethernet, beside the light simulation's
 	@dev/scale/holmes.sh
 
-calibrate: corpus  ## measures dev/clusters/laptop.json on this machine, and predicts five steps with it
-	@$(MAKE) --no-print-directory DEVICE=cpu PRECISION=fp32 build/cpu-fp32/train_gpt
+# On a GPU, the laboratory's rows are the measurement; network and host stay those of a DGX H100.
+calibrate:  ## measures a cluster file of this machine: build/laptop.json by training, build/gpu.json by make bench
+ifeq ($(DEVICE),cuda)
+	@$(MAKE) --no-print-directory DEVICE=cuda PRECISION=bf16 bench
+	@python3 dev/scale/calibrate_gpu.py gpu build/bench-cuda.jsonl dev/clusters/dgx-h100.json \
+	    memory $$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits | head -1)e6 'nvidia-smi' > build/gpu.json
+	@echo 'written: build/gpu.json, for --virtual-time and --simulate'
+else
+	@$(MAKE) --no-print-directory DEVICE=cpu PRECISION=fp32 corpus build/cpu-fp32/train_gpt
 	@$(MAKE) --no-print-directory DEVICE=cpu PRECISION=fp32 PROFILE=1 build/cpu-fp32-profile/train_gpt
 	@dev/scale/calibrate.sh build/cpu-fp32 build/corpus/train.bin
+endif
 
 scale-trainers: build/tools/scale  ## the same runs simulated by train_gpt_3d, train_fsdp and train_llama (some minutes)
 	@$(MAKE) --no-print-directory DEVICE=cpu PRECISION=bf16 build/cpu-bf16/train_gpt_3d build/cpu-bf16/train_fsdp \

@@ -6,20 +6,26 @@
 //   3 lanes    the rows of a block share tiles in shared memory, several threads a row: llmc's fp32 path on a GPU
 //   4 vectors  4, 8 or 16 rows a thread, the lanes of a vector, no barrier: llmc's fp32 path on a CPU
 //   5 tensor   the products on tensor cores, fragments from product to product in registers: llmc's bf16 path
-//   6 llmc     attention_forward and attention_backward: 3 or 4; in bf16 5, where the head size allows, and forward of
-//              33 to 64 channels with 32 rows a warp, which reads a tile once for both halves
+//   6 wgmma    Hopper: asynchronous products of four warps, tiles by the copy engine (on a CPU by stand-ins, as late as
+//              they may be): llmc's bf16 path for heads of 64 and 128 on sm_90
+//   7 llmc     attention_forward and attention_backward: 3 or 4; in bf16 6, or 5, where the head size allows, and forward
+//              of 33 to 64 channels with 32 rows a warp, which reads a tile once for both halves
 //
 // and grouped queries (GQA, Ainslie et al. 2023), whose heads of k and v serve several heads of q:
 //
 //   1 copies   k and v are copied for every head of q, and the copies' gradients summed
-//   2 llmc     the same kernels as 6 without a copy: a block of keys goes over the heads of its group
+//   2 wgmma    6 without a copy: a block of keys goes over the heads of its group
+//   3 llmc     the same kernels as 7
 #include "dev/cuda/bench.h"
 
 #include "llmc/kernels/attention.cuh"
+#ifdef PRECISION_BF16
+#include "llmc/kernels/attention_wgmma.cuh"
+#endif
 #include "llmc/reference_layers.h"
 
 static Lab lab;
-static Dropout dropping;  // of the probabilities, by kernels 3, 4 and 6
+static Dropout dropping;  // of the probabilities, by kernels 3, 4 and 7
 
 // ---------------------------------------------------------------------------------------------- 1 gemm
 
@@ -288,6 +294,38 @@ struct SixteenRows : AttentionMma<64> {
 #endif
 }
 
+[[maybe_unused]] static void tensor_backward(floatX *dqkv, void *scratch, const floatX *dout, const floatX *out,
+                                             const void *saved, const floatX *qkv, size_t B, size_t T, size_t C,
+                                             size_t NH) {
+#ifdef PRECISION_BF16
+    Attention a = flash_backward(dqkv, scratch, dout, out, saved, qkv, B, T, C, NH);
+    attention_mma<AttentionMma<64>, false>(a, Dropout(), true, lab.stream);
+#else
+    (void)dqkv, (void)scratch, (void)dout, (void)out, (void)saved, (void)qkv, (void)B, (void)T, (void)C, (void)NH;
+#endif
+}
+
+// True where kernel 6 runs: Hopper, and by stand-ins every CPU.
+static bool wgmma_runs(void) {
+#if defined(PRECISION_BF16) && defined(__CUDACC__)
+    return wgmma_device();
+#else
+    return sizeof(floatX) == 2;
+#endif
+}
+static void wgmma_launch([[maybe_unused]] const Attention &a, [[maybe_unused]] bool backward) {
+#ifdef PRECISION_BF16
+    attention_wgmma(a, backward, lab.stream);
+#endif
+}
+static void wgmma_forward(floatX *out, void *saved, const floatX *qkv, size_t B, size_t T, size_t C, size_t NH) {
+    wgmma_launch(flash_forward(out, saved, qkv, B, T, C, NH), false);
+}
+static void wgmma_backward(floatX *dqkv, void *scratch, const floatX *dout, const floatX *out, const void *saved,
+                           const floatX *qkv, size_t B, size_t T, size_t C, size_t NH) {
+    wgmma_launch(flash_backward(dqkv, scratch, dout, out, saved, qkv, B, T, C, NH), true);
+}
+
 // Flash attention keeps lse[B,NH,T], and dot[B,NH,T] is its scratch.
 static size_t flash_bytes(size_t B, size_t T, size_t, size_t NH) { return B * NH * T * sizeof(float); }
 
@@ -296,7 +334,7 @@ typedef void Forward(floatX *, void *, const floatX *, size_t, size_t, size_t, s
 typedef void Backward(floatX *, void *, const floatX *, const floatX *, const void *, const floatX *, size_t, size_t,
                       size_t, size_t);
 
-enum { TENSOR = 5, LLMC = 6 };
+enum { TENSOR = 5, WGMMA = 6, LLMC = 7 };
 typedef struct {
     int number;
     const char *name, *text;
@@ -304,34 +342,43 @@ typedef struct {
     Bytes *saved, *scratch;
     Forward *forward;
     Backward *backward;
-    size_t most;   // the largest head
-    size_t least;  // and the smallest, if not 1; it is then a multiple of 8
+    size_t most, least, step;  // the largest head, the smallest, and what divides it
 } Kernel;
 
 static const Kernel KERNELS[] = {
     {1, "gemm", "GEMMs around a softmax, probabilities stored", 1, gemm_saved_bytes, gemm_scratch_bytes, gemm_forward,
-     gemm_backward, 1024, 0},
+     gemm_backward, 1024, 1, 1},
     {2, "naive", "flash: a thread a row, the others in global memory", NAIVE_THREADS, flash_bytes, flash_bytes,
-     naive_forward, naive_backward, NAIVE_CHANNELS, 0},
+     naive_forward, naive_backward, NAIVE_CHANNELS, 1, 1},
     {3, "lanes", "flash: tiles in shared memory, several threads a row", 1, flash_bytes, flash_bytes,
-     rows_forward<OneRow>, rows_backward<OneRow>, 128, 0},
+     rows_forward<OneRow>, rows_backward<OneRow>, 128, 1, 1},
 #ifndef __CUDACC__
     {4, "vectors", "flash: 4 to 16 rows a thread, lanes of a CPU's vector", 1, flash_bytes, flash_bytes,
-     rows_forward<OwnRows>, rows_backward<OwnRows>, 128, 0},
+     rows_forward<OwnRows>, rows_backward<OwnRows>, 128, 1, 1},
 #endif
 #ifdef PRECISION_BF16
     {TENSOR, "tensor", "flash: tensor cores, fragments stay in registers", ATTENTION_MMA_THREADS, flash_bytes,
-     flash_bytes, tensor_forward, llmc_backward, 64, 33},
+     flash_bytes, tensor_forward, tensor_backward, 64, 33, 8},
+    {WGMMA, "wgmma", "flash: asynchronous products and copies of sm_90", 1, flash_bytes, flash_bytes, wgmma_forward,
+     wgmma_backward, 128, 64, 64},
 #endif
-    {LLMC, "llmc", "3, 4, or tensor cores, 16 or 32 rows a warp (llmc)", 1, flash_bytes, flash_bytes, llmc_forward,
-     llmc_backward, ATTENTION_MAX_HEAD_SIZE, 0},
+    {LLMC, "llmc", "3, 4, or tensor cores: 5 or 6 (llmc)", 1, flash_bytes, flash_bytes, llmc_forward,
+     llmc_backward, ATTENTION_MAX_HEAD_SIZE, 1, 1},
 };
 enum { KERNEL_COUNT = sizeof KERNELS / sizeof *KERNELS };
+
+// True if a kernel can, on this machine, for heads of HS channels.
+static bool kernel_takes(const Kernel *k, size_t HS) {
+    return HS >= k->least && HS <= k->most && HS % k->step == 0 && (k->number != WGMMA || wgmma_runs());
+}
 
 // For llmc's the number of the kernel that it takes, or its own.
 static int kernel_number(const Kernel *k, size_t B, size_t T, size_t C, size_t NH) {
     if (k->number != LLMC) return k->number;
     Attention a = attention_of(NULL, B, T, C, NH);
+#if defined(PRECISION_BF16) && defined(__CUDACC__)
+    if (wgmma_runs() && !dropping.threshold && attention_wgmma_takes(a)) return WGMMA;
+#endif
     if (sizeof(floatX) == 2 && attention_mma_takes(a)) return a.HS > 32 && a.HS <= 64 ? LLMC : TENSOR;
     return RowsOf<32>::R == 1 ? 3 : 4;
 }
@@ -432,6 +479,7 @@ static void note_errors(int number, double error, double error_grad) {
 static void check_rows(void) {
     for (int pass = 0; pass < 2; pass++) {
         for (int i = 0; i < KERNEL_COUNT; i++) {
+            if (!kernel_takes(&KERNELS[i], 64)) continue;
             LabKernel row = pass ? backward_row(&KERNELS[i]) : forward_row(&KERNELS[i]);
             lab_check(&lab, &row, worst[i][pass], pass ? BOUND_GRAD : BOUND_OUT);
         }
@@ -445,8 +493,8 @@ static void test_shape(size_t B, size_t T, size_t C, size_t NH, bool repeat) {
     floatX *device_qkv = to_device_floatX(qkv, 3 * n), *device_dout = to_device_floatX(dout, n);
     Want want = want_of(qkv, dout, B, T, C, NH, dropping);
     for (const Kernel &k : KERNELS) {
-        if (HS > k.most || HS < k.least || (k.least && HS % 8)) continue;
-        if (dropping.threshold && (k.number < 3 || k.number == TENSOR)) continue;
+        if (!kernel_takes(&k, HS)) continue;
+        if (dropping.threshold && (k.number < 3 || k.number == TENSOR || k.number == WGMMA)) continue;
         Result r = run(&k, device_qkv, device_dout, B, T, C, NH);
         double error = test_error(r.out, want.out, n), error_grad = test_error(r.dqkv, want.dqkv, 3 * n);
         int number = kernel_number(&k, B, T, C, NH);
@@ -474,7 +522,7 @@ static void test_large_scores(void) {
     float *qkv = test_values(3 * n, 0, 60, 3), *dout = test_values(n, 0, 1, 4);
     floatX *device_qkv = to_device_floatX(qkv, 3 * n), *device_dout = to_device_floatX(dout, n);
     for (const Kernel &k : KERNELS) {
-        if (k.least > C / NH) continue;
+        if (!kernel_takes(&k, C / NH)) continue;
         Result r = run(&k, device_qkv, device_dout, B, T, C, NH);
         bool ok = true;
         for (size_t i = 0; i < n; i++) ok = ok && fabsf(r.out[i]) <= 60.5f;
@@ -521,7 +569,7 @@ static void grouped_forward1(const void *problem, unsigned) {
     LAUNCH(copy_heads, p->B * p->T, 256, lab.stream)(p->wide, p->qkv, p->NH, p->KV, p->C / p->NH);
     attention_forward(p->out, p->lse, p->wide, p->B, p->T, p->C, p->NH, lab.stream);
 }
-static void grouped_forward2(const void *problem, unsigned) {
+static void grouped_forward3(const void *problem, unsigned) {
     const Grouped *p = (const Grouped *)problem;
     attention_forward(p->out, p->lse, p->qkv, p->B, p->T, p->C, p->NH, lab.stream, Dropout(), p->KV);
 }
@@ -530,20 +578,45 @@ static void grouped_backward1(const void *problem, unsigned) {
     attention_backward(p->dwide, p->dot, p->dout, p->out, p->lse, p->wide, p->B, p->T, p->C, p->NH, lab.stream);
     LAUNCH(sum_heads, p->B * p->T, 256, lab.stream)(p->dqkv, p->dwide, p->NH, p->KV, p->C / p->NH);
 }
-static void grouped_backward2(const void *problem, unsigned) {
+static void grouped_backward3(const void *problem, unsigned) {
     const Grouped *p = (const Grouped *)problem;
     attention_backward(p->dqkv, p->dot, p->dout, p->out, p->lse, p->qkv, p->B, p->T, p->C, p->NH, lab.stream,
                        Dropout(), p->KV);
 }
 
+[[maybe_unused]] static void grouped_forward2(const void *problem, unsigned) {
+    const Grouped *p = (const Grouped *)problem;
+    Attention a = attention_of(p->qkv, p->B, p->T, p->C, p->NH, p->KV);
+    a.out = p->out, a.lse = p->lse;
+    wgmma_launch(a, false);
+}
+[[maybe_unused]] static void grouped_backward2(const void *problem, unsigned) {
+    const Grouped *p = (const Grouped *)problem;
+    Attention a = attention_of(p->qkv, p->B, p->T, p->C, p->NH, p->KV);
+    a.y = p->out, a.lse = p->lse, a.dout = p->dout, a.dot = p->dot;
+    a.dq = p->dqkv, a.dk = a.dq + p->C, a.dv = a.dk + p->KV * a.HS;
+    wgmma_launch(a, true);
+}
+
 static const LabKernel GROUPED_FORWARD[] = {
     {"grouped attention", 1, "k and v copied for every head of q", grouped_forward1, 1},
-    {"grouped attention", 2, "without copies (llmc)", grouped_forward2, 1},
+#ifdef PRECISION_BF16
+    {"grouped attention", 2, "asynchronous products and copies of sm_90", grouped_forward2, 1},
+#endif
+    {"grouped attention", 3, "without copies (llmc)", grouped_forward3, 1},
 };
 static const LabKernel GROUPED_BACKWARD[] = {
     {"grouped attention backward", 1, "of the copies, then their sum", grouped_backward1, 1},
-    {"grouped attention backward", 2, "a block of keys goes over its group's heads (llmc)", grouped_backward2, 1},
+#ifdef PRECISION_BF16
+    {"grouped attention backward", 2, "asynchronous products and copies of sm_90", grouped_backward2, 1},
+#endif
+    {"grouped attention backward", 3, "a block of keys goes over its group's heads (llmc)", grouped_backward3, 1},
 };
+
+// True if a row of these can, on this machine.
+static bool grouped_takes(const LabKernel *k, size_t HS) {
+    return k->number != 2 || ((HS == 64 || HS == 128) && wgmma_runs());
+}
 
 static Grouped make_grouped(size_t B, size_t T, size_t NH, size_t KV, size_t HS) {
     Grouped p = {NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, B, T, NH * HS, NH, KV};
@@ -573,6 +646,7 @@ static void check_grouped(size_t B, size_t T, size_t NH, size_t KV, size_t HS) {
         dqkv[(n * heads + (part ? NH + (part - 1) * KV + head % NH / group : head)) * HS + i % HS] += want.dqkv[i];
     }
     for (size_t k = 0; k < LAB_COUNT(GROUPED_FORWARD); k++) {
+        if (!grouped_takes(&GROUPED_FORWARD[k], HS)) continue;
         GROUPED_FORWARD[k].run(&p, 1);
         GROUPED_BACKWARD[k].run(&p, 1);
         double forward = test_error_floatX(p.out, want.out, N * C, lab.stream);
@@ -588,8 +662,11 @@ static void check_groups(void) {
     check_grouped(1, 70, 4, 1, 64);   // one head of k and v for all (MQA)
     check_grouped(2, 65, 8, 2, 32);
     check_grouped(1, 129, 4, 2, 128);
+    check_grouped(2, 200, 6, 2, 64);
+    check_grouped(1, 200, 3, 1, 128);
     for (int pass = 0; pass < 2; pass++) {
         for (size_t k = 0; k < LAB_COUNT(GROUPED_FORWARD); k++) {
+            if (!grouped_takes(&GROUPED_FORWARD[k], 64)) continue;
             lab_check(&lab, pass ? &GROUPED_BACKWARD[k] : &GROUPED_FORWARD[k], grouped_worst[pass][k],
                       pass ? BOUND_GRAD : BOUND_OUT);
         }
@@ -602,9 +679,11 @@ static void bench_groups(void) {
     p.qkv = lab_fill(&lab, p.B * p.T * (p.C + 2 * p.KV * 64)), p.dout = lab_fill(&lab, p.B * p.T * p.C);
     KernelWork forward = lab_stated(&lab, LAB_LAST(GROUPED_FORWARD), &p);
     KernelWork backward = lab_stated(&lab, LAB_LAST(GROUPED_BACKWARD), &p);
-    for (const LabKernel &k : GROUPED_FORWARD) lab_bench(&lab, &k, &p, forward, 0.0);
+    for (const LabKernel &k : GROUPED_FORWARD)
+        if (grouped_takes(&k, 64)) lab_bench(&lab, &k, &p, forward, 0.0);
     if (!lab.list) grouped_forward1(&p, 1);  // the copies that backward 1 reads, where --kernel left it out
-    for (const LabKernel &k : GROUPED_BACKWARD) lab_bench(&lab, &k, &p, backward, 0.0);
+    for (const LabKernel &k : GROUPED_BACKWARD)
+        if (grouped_takes(&k, 64)) lab_bench(&lab, &k, &p, backward, 0.0);
 }
 
 // One layer of GPT-2 124M.
@@ -617,6 +696,7 @@ static void bench(void) {
         KernelWork must = KernelWork();
         for (int i = -1; i < KERNEL_COUNT; i++) {  // -1: what llmc's states
             const Kernel *k = i < 0 ? LAB_LAST(KERNELS) : &KERNELS[i];
+            if (!lab.list && !kernel_takes(k, p.C / p.NH)) continue;
             size_t mark = test_count;
             p.kernel = k;
             p.saved = test_device(k->saved(p.B, p.T, p.C, p.NH));
@@ -668,6 +748,11 @@ static void checks(void) {
     test_shape(1, 67, 256, 1, true);
     test_shape(1, 40, 300, 1, false);  // more than 256
     test_shape(1, 514, 64, 1, false);
+    test_shape(1, 65, 64, 1, true);    // of 64 and 128, by one tile, by more than a ring has, and by a whole number of them
+    test_shape(1, 65, 128, 1, true);
+    test_shape(1, 333, 128, 2, true);
+    test_shape(1, 257, 256, 2, true);
+    test_shape(2, 128, 256, 2, false);
     check_rows();
     check_groups();
     test_large_scores();

@@ -41,7 +41,7 @@ static inline LabLaunch *lab_launched(void) {
 }
 
 #ifdef __CUDACC__
-template <class... P> static inline void lab_launch(void (*kernel)(P...), dim3 block) {
+template <class... P> static inline void lab_launch(void (*kernel)(P...), dim3 block, cudaStream_t, size_t bytes = 0) {
     LabLaunch *l = lab_launched();
     struct cudaFuncAttributes of;
     if (l->on) CUDA_CHECK(cudaFuncGetAttributes(&of, (const void *)kernel));
@@ -49,13 +49,14 @@ template <class... P> static inline void lab_launch(void (*kernel)(P...), dim3 b
         int device, most, threads = (int)(block.x * block.y * block.z), blocks;
         CUDA_CHECK(cudaGetDevice(&device));
         CUDA_CHECK(cudaDeviceGetAttribute(&most, cudaDevAttrMaxThreadsPerMultiProcessor, device));
-        CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, (const void *)kernel, threads, 0));
+        CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, (const void *)kernel, threads, bytes));
         l->registers = of.numRegs, l->occupancy = (double)blocks * threads / most;
     }
 }
 #undef LAUNCH_UNCHECKED
-#define LAUNCH_UNCHECKED(kernel, grid, block, stream) \
-    (lab_launch(&kernel, block), [=](auto... args) { kernel<<<grid, block, 0, stream>>>(args...); })
+#define LAUNCH_UNCHECKED(kernel, grid, block, ...) \
+    (lab_launch(&kernel, block, __VA_ARGS__),      \
+     [=](auto... args) { kernel<<<grid, block, launch_bytes(__VA_ARGS__), launch_stream(__VA_ARGS__)>>>(args...); })
 #endif
 
 #include "llmc/kernels/packs.cuh"

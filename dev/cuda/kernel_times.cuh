@@ -44,7 +44,7 @@ static inline KernelTimes *kernel_times(void) {
 struct KernelTimer {
     cudaStream_t stream;
     bool on;
-    KernelTimer(const char *name, cudaStream_t s) : stream(s), on(kernel_times()->on) {
+    KernelTimer(const char *name, cudaStream_t s, size_t = 0) : stream(s), on(kernel_times()->on) {
         KernelTimes *t = kernel_times();
         if (!on) return;
         if (t->count == t->room) {
@@ -178,9 +178,9 @@ static inline cublasStatus_t kernel_times_product(cublasLtHandle_t handle, cubla
 
 // The program behind this header is timed.
 #undef LAUNCH
-#define LAUNCH(kernel, grid, block, stream)                                               \
-    (LaunchCheck{__FILE__, "launch of " #kernel, __LINE__}, KernelTimer(#kernel, stream), \
-     LAUNCH_UNCHECKED(kernel, grid, block, stream))
+#define LAUNCH(kernel, grid, block, ...)                                                       \
+    (LaunchCheck{__FILE__, "launch of " #kernel, __LINE__}, KernelTimer(#kernel, __VA_ARGS__), \
+     LAUNCH_UNCHECKED(kernel, grid, block, __VA_ARGS__))
 #define cublasLtMatmul(...) kernel_times_product(__VA_ARGS__)
 #define cudaProfilerStart() kernel_times_start()
 #define cudaProfilerStop() kernel_times_stop()

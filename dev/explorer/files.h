@@ -30,7 +30,7 @@
 #include "llmc/kernels/cuda_common.cuh"
 #undef LAUNCH
 #undef LAUNCH_UNCHECKED
-#define LAUNCH(kernel, grid, block, stream) kernel_launch(grid, block, stream)
+#define LAUNCH(kernel, grid, block, ...) kernel_launch(grid, block, __VA_ARGS__)
 
 // The one file: the list of steps that a user has written.
 extern "C" char schedule_text[];

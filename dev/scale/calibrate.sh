@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # calibrate.sh FOLDER DATA: measures what dev/clusters/laptop.json says of one rank with one thread on this machine, and
-# writes it there. It trains FOLDER-profile/train_gpt (`make PROFILE=1`) at two shapes and divides what that prints: of
-# each class of kernels the bytes, the FLOPs and the time. Then it predicts five other shapes and prints the error of each.
-# `calibrate.sh check FOLDER DATA` only predicts. CALIBRATE_RUN='chrt -f 50' runs it undisturbed on a busy machine.
+# writes build/laptop.json. It trains FOLDER-profile/train_gpt (`make PROFILE=1`) at two shapes and divides what that
+# prints: of each class of kernels the bytes, the FLOPs and the time. Then it predicts five other shapes and prints the
+# error of each. `calibrate.sh check FOLDER DATA` only predicts, with dev/clusters/laptop.json or CLUSTER=FILE.
+# CALIBRATE_RUN='chrt -f 50' runs it undisturbed on a busy machine.
 set -eu
 case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/../.."
@@ -10,7 +11,8 @@ check=
 [ "${1:-}" = check ] && check=1 && shift
 [ $# = 2 ] || { echo 'usage: calibrate.sh [check] FOLDER DATA' >&2; exit 2; }
 folder=$1 data=$2
-cluster=dev/clusters/laptop.json
+cluster=build/laptop.json
+[ -z "$check" ] || cluster=${CLUSTER:-dev/clusters/laptop.json}
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 export OMP_NUM_THREADS=1 LC_ALL=C
@@ -48,11 +50,11 @@ quickest() {
 }
 
 set_constant() {  # set_constant KEY VALUE SOURCE
-    sed -i "s|^\( *\"$1\": {\"value\": \)[^,]*, \"source\": \"[^\"]*\"|\1$2, \"source\": \"$3\"|" $cluster
+    sed -i "s|^\( *\"$1\": {\"value\": \)[^,]*, \"source\": \"[^\"]*\"|\1$2, \"source\": \"$3\"|" "$cluster"
 }
 
 if [ -z "$check" ]; then
-    cp $cluster "$dir/before.json"
+    cp dev/clusters/laptop.json $cluster
     quickest "$dir/small" 2 4 128 64 4 24
     quickest "$dir/large" 2 8 512 256 2 6
     classes "$dir/small" >"$dir/small.classes"
@@ -91,8 +93,8 @@ if [ -z "$check" ]; then
     for key in sms gemm_efficiency gemm_sustained; do set_constant $key 1 "one thread; the rate is in peak_fp32"; done
     for key in gemm_wave gemm_depth; do set_constant $key 0 "one thread"; done
     set_constant accumulate_bytes 0 "the product adds; $how measures it so"
-    if ! "$folder/train_gpt" --simulate $cluster --ranks 1 --steps 1 >/dev/null; then
-        cp "$dir/before.json" $cluster  # a class of kernels was not found, or measured nonsense
+    if ! "$folder/train_gpt" --simulate "$cluster" --ranks 1 --steps 1 >/dev/null; then
+        rm $cluster  # a class of kernels was not found, or measured nonsense
         exit 1
     fi
 fi
@@ -104,7 +106,7 @@ while read -r shape; do
     measured=$(train "$folder" $shape 9 | awk '/^step/ { for (i = 1; i < NF; i++) if ($(i + 1) == "ms") print $i }' | tail -n +2 |
         sort -n | sed -n 4p)
     # shellcheck disable=SC2086
-    predicted=$(train "$folder" $shape 2 --virtual-time $cluster | awk '/^step 2/ { for (i = 1; i < NF; i++) if ($(i + 1) == "ms") \
+    predicted=$(train "$folder" $shape 2 --virtual-time "$cluster" | awk '/^step 2/ { for (i = 1; i < NF; i++) if ($(i + 1) == "ms") \
         print $i }')
     awk -v s="$shape" -v a="$measured" -v b="$predicted" \
         'BEGIN { printf "%-44s %7.1f ms %7.1f ms %+6.1f %%\n", s, a, b, 100 * (b / a - 1) }'
@@ -118,3 +120,4 @@ done <<'END'
 6 4 256 256 2
 END
 awk -v w="$worst" 'BEGIN { printf "largest error %.1f %%\n", 100 * w }'
+[ -n "$check" ] || echo "written: $cluster, for --virtual-time and --simulate"

@@ -86,6 +86,7 @@ struct CpuBlock {
     CpuLane lanes[CPU_MAX_THREADS];
     CpuFibre fibres[CPU_MAX_THREADS + 1];
     ucontext_t context;  // of the fibre being started; not on a stack that never returns
+    bool (*late)(CpuBlock *);  // NULL, or does something for which threads wait; false: there is nothing
 
     ~CpuBlock() {
         for (unsigned i = 1; i < created; i++) munmap((char *)fibres[i].stack - CPU_GUARD, CPU_GUARD + CPU_STACK);
@@ -205,6 +206,7 @@ inline CpuFibre *cpu_next(CpuBlock *b) {
     }
     if (unstarted) return b->idle_count ? b->idle[--b->idle_count] : NULL;
     if (b->suspended == 0) return b->fibres;
+    if (b->late && b->late(b)) return cpu_next(b);
     cpu_report_deadlock(b);
 }
 

@@ -31,6 +31,7 @@ inline void cpu_run_block(CpuBlock *b, size_t number, Random order) {
     blockIdx = {(unsigned)(number % gridDim.x), (unsigned)(number / gridDim.x % gridDim.y),
                 (unsigned)(number / gridDim.x / gridDim.y)};
     b->next = 0;
+    b->late = NULL;
     b->blocks++;
     b->order = order;
     b->order.state += number * 0xD1342543DE82EF95u;
@@ -109,6 +110,9 @@ inline bool cpu_check_launch(const char *name, const dim3 &g, const dim3 &b) {
     return false;
 }
 
+// Every block has as much dynamic shared memory as a GPU's largest: warpgroup.h.
+static inline cudaStream_t cpu_launch_stream(cudaStream_t stream, size_t = 0) { return stream; }
+
 // Returns a function that launches the kernel with its arguments.
 template <class Call, class... P>
 static inline auto cpu_launcher(void (*)(P...), const char *name, CpuDim grid, CpuDim block, cudaStream_t stream,
@@ -122,8 +126,8 @@ static inline auto cpu_launcher(void (*)(P...), const char *name, CpuDim grid, C
         cpu_enqueue_work(stream, name, Work{{name, grid, block, Work::body}, call, {args...}});
     };
 }
-#define LAUNCH_UNCHECKED(kernel, grid, block, stream)   \
-    cpu_launcher(&kernel, #kernel, grid, block, stream, \
+#define LAUNCH_UNCHECKED(kernel, grid, block, ...)                         \
+    cpu_launcher(&kernel, #kernel, grid, block, cpu_launch_stream(__VA_ARGS__), \
                  [=](auto... cpu_args) __attribute__((always_inline)) { kernel(cpu_args...); })
 
 #endif

@@ -118,6 +118,9 @@ static inline T __shfl_xor_sync(unsigned mask, T value, int lane_mask) {
     return cpu_shuffle(mask, value, cpu_lane() ^ (unsigned)lane_mask % CPU_WARP);
 }
 
+static inline void cpu_nothing(CpuLane *) {}
+static inline void __syncwarp() { cpu_warp_meet(cpu_nothing, 0, 0); }
+
 // Reduces over a full warp in one rendezvous, with the bits of five shuffles.
 template <bool SUM, class T>
 static inline T warp_reduce(T value) {

@@ -1,7 +1,8 @@
 // attention.cuh: causal self-attention, straight on the interleaved q|k|v that the projection wrote.
 //
 // Flash attention: memory O(T), no matrix of scores; deterministic. bf16 heads of up to 256 channels, a multiple of 8,
-// go to the tensor cores; everything else is done in fp32 arithmetic. d: dropout of the probabilities. NH may be the
+// go to the tensor cores; on Hopper those of 64 and 128 without dropout go to its asynchronous products. Everything else
+// is done in fp32 arithmetic. d: dropout of the probabilities. NH may be the
 // heads of one tensor rank; C is then their share of the channels, and HS = C / NH.
 //
 // defines: attention_of, attention_launch, attention_forward, attention_backward
@@ -14,6 +15,9 @@
 #include "llmc/kernels/attention_mma.cuh"
 #include "llmc/kernels/attention_rows.cuh"
 #include "llmc/kernels/dropout.cuh"
+#if defined(PRECISION_BF16) && defined(__CUDACC__)
+#include "llmc/kernels/attention_wgmma.cuh"
+#endif
 
 // The rows of this machine's threads in fp32 arithmetic.
 #if defined(__CUDACC__) || defined(GPU_SHAPES)
@@ -50,6 +54,12 @@ static inline void attention_launch(const Args &a, const Dropout &drop, bool bac
         fprintf(stderr, "error: dropout of attention needs as many heads of keys as of queries\n");
         exit(1);
     }
+#if defined(PRECISION_BF16) && defined(__CUDACC__)
+    if constexpr (std::is_same_v<Args, Attention>) {
+        static const bool hopper = wgmma_device();
+        if (hopper && !drop.threshold && attention_wgmma_takes(a)) return attention_wgmma(a, backward, stream);
+    }
+#endif
 #ifdef PRECISION_BF16
     if (attention_mma_takes(a)) {
         attention_capacity<ATTENTION_MMA_CAPACITIES>(a.HS, [&](auto capacity) {

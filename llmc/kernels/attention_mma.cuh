@@ -16,8 +16,6 @@
 
 #include "llmc/kernels/attention_tiles.cuh"
 
-static constexpr float LOG2_E = 1.44269504f;
-
 template <class A, bool DROP>
 __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
     attention_forward_mma_kernel(typename A::Args a, Dropout drop) {

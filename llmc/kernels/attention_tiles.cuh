@@ -11,6 +11,7 @@
 
 static constexpr unsigned ATTENTION_MMA_THREADS = 128;
 static constexpr size_t ATTENTION_MMA_ROWS = 64;
+static constexpr float LOG2_E = 1.44269504f;
 
 // CAPACITY: a multiple of 16, at least HS; the channels between are zero. A tile's rows are 16 bytes longer than its
 // channels, so that the 8 rows that an ldmatrix reads lie in different banks.

@@ -59,13 +59,13 @@ struct LaunchCheck {
     }
 };
 
-// LAUNCH(kernel, grid, block, stream)(args...) is kernel<<<grid, block, 0, stream>>>(args...), checked: no kernel takes
-// dynamic shared memory. A template's name with commas stands in parentheses. A grid without blocks is refused: every
+// LAUNCH(kernel, grid, block, stream)(args...) is kernel<<<grid, block, 0, stream>>>(args...), checked. One more argument
+// behind stream: bytes of dynamic shared memory. A template's name with commas stands in parentheses. A grid without blocks is refused: every
 // batch has rows; what a rank may have none of (pieces, shards, keys of a pair) is asked before. LAUNCH_UNCHECKED
 // leaves the error to cudaGetLastError: for tests of refused launches.
-#define LAUNCH(kernel, grid, block, stream)                 \
+#define LAUNCH(kernel, grid, block, ...)                    \
     (LaunchCheck{__FILE__, "launch of " #kernel, __LINE__}, \
-     LAUNCH_UNCHECKED(kernel, grid, block, stream))
+     LAUNCH_UNCHECKED(kernel, grid, block, __VA_ARGS__))
 
 template <class T> __host__ __device__ static inline float to_float(T x) { return (float)x; }
 
@@ -74,8 +74,10 @@ template <class T> __host__ __device__ static inline T from_float(float x) { ret
 
 // What a GPU has instructions for. A CPU's stand for them in llmc/cpu: launch.h, vectors.h and warp.h.
 #ifdef __CUDACC__
-#define LAUNCH_UNCHECKED(kernel, grid, block, stream) \
-    [=](auto... args) { kernel<<<grid, block, 0, stream>>>(args...); }
+#define LAUNCH_UNCHECKED(kernel, grid, block, ...) \
+    [=](auto... args) { kernel<<<grid, block, launch_bytes(__VA_ARGS__), launch_stream(__VA_ARGS__)>>>(args...); }
+static inline size_t launch_bytes(cudaStream_t, size_t bytes = 0) { return bytes; }
+static inline cudaStream_t launch_stream(cudaStream_t stream, size_t = 0) { return stream; }
 
 // Before a loop of constant length whose arrays should be registers; before one that spills if it is unrolled.
 #define UNROLL _Pragma("unroll")
