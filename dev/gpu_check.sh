@@ -9,9 +9,11 @@
 #   golden     one rank's losses and gradients against PyTorch's in float64, in both precisions
 #   d12        GPT-2 124M, T 1024, bf16: tokens/s and MFU, a table of its kernels; PyTorch and llm.c beside it
 #   d48        GPT-2 XL, the same
-#   bench      every kernel's time, and its share of the roofline measured in the same run
+#   bench      every kernel's time in bf16, and its share of the roofline measured in the same run
 #   ranks      eight ranks on this machine's GPUs, in six layouts, against one rank
 #   suite      make test, if STAGES names it
+#
+# Sized for some five minutes on an H200, without the build: the sanitizer and PyTorch's compiler take most of them.
 #
 #   dev/gpu_check.sh                       all but the suite
 #   STAGES='machine golden' dev/gpu_check.sh
@@ -43,10 +45,10 @@ programs() {
     [ "$1" = bf16 ] || echo "$fp32/test_gpt"
     for kernel in $kernels; do echo "build/$device-$1/dev/cuda/$kernel"; done
 }
-build_all() {
-    local precision carrier=()
+build_all() {  # build_all [VARIABLE=VALUE]...: of make
+    local precision carrier=("$@")
     # Real NCCL refuses ranks that share a GPU; another build of the trainer may have it.
-    [ "$device" = cuda ] && carrier=(NCCL=mpi) && rm -f "$fp32/train_gpt_3d" "$bf16/train_gpt_3d"
+    [ "$device" = cuda ] && carrier+=(NCCL=mpi) && rm -f "$fp32/train_gpt_3d" "$bf16/train_gpt_3d"
     for precision in bf16 fp32; do
         # shellcheck disable=SC2046
         make -j"$(nproc)" DEVICE=$device PRECISION=$precision "${carrier[@]}" $(programs $precision) || return 1
@@ -62,7 +64,10 @@ copy_libraries() {
 }
 make_pack() {
     local path plugins
-    build_all || return 1
+    # Another machine runs them, so nothing is compiled for this one's processor: all is built anew.
+    # shellcheck disable=SC2046
+    rm -f $(programs fp32) $(programs bf16) "$bf16-profile/train_gpt"
+    build_all NATIVE= || return 1
     rm -rf $libraries
     mkdir -p $libraries/usr/bin $libraries/usr/share
     # shellcheck disable=SC2046
@@ -126,18 +131,25 @@ stage_build() {
 }
 
 stage_checks() {
-    local kernel folder program bad=0 ran=0
+    local kernel folder program started=() bad=0
     for folder in "$fp32" "$bf16"; do
         for kernel in $kernels; do
             program=$folder/dev/cuda/$kernel
             [ -x "$program" ] || { echo "$program: not built"; continue; }
-            "$program" >"$work/output" 2>&1 || bad=1
-            ran=$((ran + 1))
-            echo "$program: $(tail -n 1 "$work/output")"
-            grep -a '^FAIL' "$work/output"
+            started+=("$program")
         done
     done
-    [ $ran -gt 0 ] || nothing "no program of dev/cuda is built"
+    [ ${#started[@]} -gt 0 ] || nothing "no program of dev/cuda is built"
+    # Several at once: most of the time their plain loops run, and each has a core.
+    printf '%s\n' "${started[@]}" | xargs -P "$(nproc)" -I '{}' sh -c \
+        'out=$1/$(echo "$2" | tr / _).output; "$2" >"$out" 2>&1 || echo "FAIL $2: exit code $?" >>"$out.code"' - "$work" '{}'
+    for program in "${started[@]}"; do
+        folder=$work/$(echo "$program" | tr / _).output
+        echo "$program: $(tail -n 1 "$folder")"
+        grep -a '^FAIL' "$folder"
+        cat "$folder.code" 2>/dev/null && bad=1
+        rm -f "$folder" "$folder.code"
+    done
     return $bad
 }
 
@@ -214,9 +226,9 @@ trains() {
     else
         echo "PyTorch with CUDA is not installed: nothing to compare with"
     fi
-    if [ -x "${LLMC:-}/train_gpt2cu" ]; then
+    if [ -x "${LLMC:-}/train_gpt2cu" ]; then  # validates every -v steps, which must not be 0, and at the end (-m batches)
         "$LLMC/train_gpt2cu" -i "$work/tokens.bin" -j "$work/tokens.bin" -e "${name%% *}" -b "$batch" -t "$seq" -d $((batch * seq)) \
-            -x "$steps" -v 0 -s 0 -h 0 2>&1 | grep -a '^step' | tail -n 5
+            -x "$steps" -v 1000000000 -m 1 -s 0 -h 0 2>&1 | grep -a '^step' | tail -n 5
     fi
     rm -f "$work/tokens.bin"
     [ -n "$median" ]
@@ -236,14 +248,12 @@ stage_d48() {
 }
 
 stage_bench() {
-    local kernel folder bad=0 ran=0
-    for folder in "$bf16" "$fp32"; do
-        for kernel in $kernels; do
-            [ -x "$folder/dev/cuda/$kernel" ] || continue
-            ran=1
-            "$folder/dev/cuda/$kernel" --bench --log "$base-kernels.jsonl" || bad=1
-            [ -z "$rehearse" ] || return $bad  # one will do
-        done
+    local kernel folder=$bf16 bad=0 ran=0
+    [ -z "$rehearse" ] || folder=$fp32  # of which the rehearsal has a program
+    for kernel in $kernels; do
+        [ -x "$folder/dev/cuda/$kernel" ] || continue
+        ran=1
+        "$folder/dev/cuda/$kernel" --bench --log "$base-kernels.jsonl" || bad=1
     done
     [ $ran = 1 ] || nothing "no program of dev/cuda is built"
     return $bad

@@ -30,7 +30,6 @@ typedef struct {
     Check check;
     char build[PATH_MAX], temp[PATH_MAX];  // absolute; temp is the working directory
     bool bf16, sanitized;
-    int max_ranks;         // that this machine can start: NCCL wants a GPU for each
     Reference golden;      // with the golden weights
     Training training;     // the golden run
     Expected expected;     // of the golden run, by the reference, at this build's precision
@@ -332,9 +331,31 @@ static inline bool one_sentence(const char *text, const char *says, bool alone, 
     return !alone || (line == text && end[1] == 0);
 }
 
+static inline bool on_gpu(const Context *x) { return strstr(x->build, "/cuda-") != NULL; }
+
+// The ranks that this machine can start: real NCCL wants a GPU for each.
+static inline int find_max_ranks(const Context *x) {
+    static const Layout EIGHT = {"train_gpt_3d", 8, "--data 8 --dry-run"};
+    if (!on_gpu(x)) return 8;
+    Outcome o = run(x->build, &EIGHT, PLAIN, "--global-batch 8 --micro-batch 1");
+    const char *gpus = strstr(o.err, "node with ");
+    int ranks = 8;
+    if (o.code != 0 && (!gpus || sscanf(gpus, "node with %d", &ranks) != 1)) ranks = 1;
+    outcome_free(&o);
+    if (ranks < 8) printf("     only layouts of up to %d ranks: NCCL wants a GPU for each\n", ranks);
+    return ranks;
+}
+
+// The same, found out when a test of several ranks first asks: eight processes on a GPU take their time to start.
+static inline int max_ranks(const Context *x) {
+    static int found;
+    if (!found) found = find_max_ranks(x);
+    return found;
+}
+
 static inline void check_refusal(Context *x, const Layout *layout, const char *name, Setting setting,
                           const char *flags, int code, const char *says) {
-    if (layout->ranks > x->max_ranks) return;
+    if (layout->ranks > 1 && layout->ranks > max_ranks(x)) return;
     // When a rank ends with an error mpirun ends the others, by default a second after it has asked them to.
     char env[ARG_BYTES];
     snprintf(env, sizeof env, "OMPI_MCA_odls_base_sigkill_timeout=0 %s", setting.env);
@@ -391,21 +412,6 @@ static inline void load_golden(Context *x) {
     reference_free(&ref);
 }
 
-static inline bool on_gpu(const Context *x) { return strstr(x->build, "/cuda-") != NULL; }
-
-// Real NCCL wants a GPU for every rank.
-static inline int find_max_ranks(const Context *x) {
-    static const Layout EIGHT = {"train_gpt_3d", 8, "--data 8 --dry-run"};
-    if (!on_gpu(x)) return 8;
-    Outcome o = run(x->build, &EIGHT, PLAIN, "--global-batch 8 --micro-batch 1");
-    const char *gpus = strstr(o.err, "node with ");
-    int ranks = 8;
-    if (o.code != 0 && (!gpus || sscanf(gpus, "node with %d", &ranks) != 1)) ranks = 1;
-    outcome_free(&o);
-    if (ranks < 8) printf("     only layouts of up to %d ranks: NCCL wants a GPU for each\n", ranks);
-    return ranks;
-}
-
 typedef struct {
     const char *name;
     void (*test)(Context *x);
@@ -431,7 +437,6 @@ static inline int test_trainers(Context *x, const Group *groups, size_t count, i
     if (symlink(golden, "golden")) die("cannot link", golden);
     load_golden(x);
     prefer_quick_starts();
-    x->max_ranks = find_max_ranks(x);
     for (size_t i = 0; i < count; i++) {
         if (argc > 2 && strcmp(argv[2], groups[i].name) != 0) continue;
         printf("--- %s\n", groups[i].name);

@@ -16,7 +16,18 @@ export REHEARSE=1 BUILD=0 NAME=$name OMP_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=SSE41
 check_run() { timeout 550 "$@" dev/gpu_check.sh >"$dir/out" 2>&1; }
 says() { grep -qE -- "$1" $base.md; }
 
-check_run env STAGES='machine build checks golden d12 d48 bench ranks' STEPS=3
+# llm.c's program, as far as its flags go: it takes the step modulo -v, and reads -m batches of the tokens it gets.
+mkdir "$dir/llmc"
+cat >"$dir/llmc/train_gpt2cu" <<'END'
+#!/usr/bin/env bash
+while [ $# -gt 1 ]; do
+    case $1 in -v) every=$2 ;; -m) batches=$2 ;; -x) steps=$2 ;; esac
+    shift 2
+done
+echo "step $((steps % every))/$steps | loss 1 | batches of validation ${batches:-20}"
+END
+chmod +x "$dir/llmc/train_gpt2cu"
+check_run env STAGES='machine build checks golden d12 d48 bench ranks' STEPS=3 LLMC="$dir/llmc"
 report $? 'a rehearsal of all stages passes'
 stages=$(sed -n 's/^## //p' $base.md | xargs)
 [ "$stages" = 'machine build checks golden d12 d48 bench ranks Summary' ]
@@ -27,6 +38,8 @@ report $? "checks: $(grep -m1 'gelu:' $base.md)"
 report $? 'golden: both precisions pass'
 says '^small model, B 2, T 32, bf16, the median step: step .* tokens/s'
 report $? "d12: $(grep 'median step' $base.md)"
+says '^step 3/3 . loss 1 . batches of validation 1$'
+report $? "d12: llm.c is called with a -v that its steps never reach: $(grep 'batches of validation' $base.md)"
 [ "$(grep -c ': FAIL' $base.md)" = 0 ] && [ "$(grep -c 'losses differ by' $base.md)" = 6 ]
 report $? 'ranks: six layouts of eight ranks have the losses of one'
 [ -s $base-kernels.jsonl ]
@@ -54,4 +67,24 @@ report $? 'a stage that takes too long is stopped, and the next one runs'
 STAGES='nonsense' dev/gpu_check.sh >"$dir/out" 2>&1
 [ $? = 2 ] && grep -q 'there is no stage nonsense' "$dir/out"
 report $? 'an unknown stage is refused'
+
+# On a GPU the golden case starts two programs, and none of several ranks: their start is what takes the time.
+mkdir "$dir/cuda-fp32"
+for program in train_gpt train_gpt_3d; do
+    printf '#!/bin/sh\necho %s >>"%s/started"\nexec "%s" "$@"\n' $program "$dir" "$PWD/$build/$program" \
+        >"$dir/cuda-fp32/$program"
+    chmod +x "$dir/cuda-fp32/$program"
+done
+"$build/test_gpt" "$dir/cuda-fp32" golden >"$dir/out" 2>&1 && [ "$(xargs <"$dir/started")" = 'train_gpt train_gpt' ]
+report $? "golden: a GPU starts $(xargs <"$dir/started")"
+
+# A pack is for another machine's processor. make is a stand-in here, which keeps its arguments.
+mkdir "$dir/bin"
+printf '#!/bin/sh\necho "$@" >>"%s/made"\n' "$dir" >"$dir/bin/make"
+chmod +x "$dir/bin/make"
+mkdir -p "$dir/pack/dev" && cp dev/gpu_check.sh "$dir/pack/dev/"
+mkdir -p "$dir/pack/build/cuda-bf16" && touch "$dir/pack/build/cuda-bf16/train_gpt"
+env -u REHEARSE PATH="$dir/bin:$PATH" "$dir/pack/dev/gpu_check.sh" --pack >"$dir/out" 2>&1
+[ "$(grep -c 'NATIVE= ' "$dir/made")" = 3 ] && [ "$(wc -l <"$dir/made")" = 3 ] && [ ! -e "$dir/pack/build/cuda-bf16/train_gpt" ]
+report $? '--pack builds everything anew, without -march=native'
 finish

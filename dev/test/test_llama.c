@@ -272,7 +272,7 @@ static void group_layouts(Context *x) {
         const ParamTable *table = &c->ref.table;
         char name[160], flags[256];
         Layout layout = {"train_llama", row->t * row->d * row->p, flags};
-        if (layout.ranks > x->max_ranks || (x->bf16 && !row->bf16)) continue;
+        if (layout.ranks > max_ranks(x) || (x->bf16 && !row->bf16)) continue;
         if (!c->want.weights) open_case(x, c, &MODELS[row->model], MODELS[row->model].name);
         snprintf(name, sizeof name, "%s %dx%dx%d of %d %s", MODELS[row->model].name, row->t, row->d, row->p, row->micro,
                  row->flags);
@@ -579,7 +579,7 @@ static void group_uses(Context *x) {
         write_letters("letters.json");
         for (size_t i = 0; i < 2; i++) {
             double sum = NAN;
-            if (LAYOUTS[i].ranks > x->max_ranks) continue;
+            if (LAYOUTS[i].ranks > max_ranks(x)) continue;
             Outcome o = run(x->build, &LAYOUTS[i], PLAIN, "--init model --eval rows.bin --seq %zu --global-batch 8",
                             s->T);
             const char *at = strstr(o.out, "loss sum ");

@@ -174,7 +174,7 @@ static void group_layouts(Context *x) {
         training_flags(flags, &h, "model", "shard.bin");
         flags_of(own, &row->of);
         Layout layout = {"train_moe", row->d, row->flags};
-        if (row->d > x->max_ranks) continue;
+        if (row->d > max_ranks(x)) continue;
         runs(x, &layout, "", "%s %s --expert-parallel %d --log log --dump-gradients gradients", flags, own, row->e);
         Errors errors;
         snprintf(name, sizeof name, "d %d, e %d, E %zu, k %zu, capacity %g, dropout %g, %s", row->d, row->e,
@@ -308,7 +308,7 @@ static void group_replicas(Context *x) {
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         Layout layout = {"train_moe", 4, ""};
         char flags[64], name[64];
-        if (layout.ranks > x->max_ranks) continue;
+        if (layout.ranks > max_ranks(x)) continue;
         Reference ref = reference_create(&config);
         randomize_experts(&ref, 70 + i);
         write_experts("model", &ref);
@@ -363,7 +363,7 @@ static void group_traffic(Context *x) {
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         Layout layout = {"train_moe", rows[i].d, rows[i].flags};
-        if (rows[i].d > x->max_ranks) continue;
+        if (rows[i].d > max_ranks(x)) continue;
         Setting setting = {"NCCL_TRAFFIC=1", 0};
         Outcome o = run(x->build, &layout, setting, "--train-data golden/train.bin --seq 24 --global-batch 8 --steps 2 "
                         "--layers 2 --heads 2 --channels 32 --vocab 61 --micro-batch 1 --val-every 0 --experts 8 "

@@ -47,7 +47,7 @@ static bool has(const Grid *g, const char *flag) { return strstr(g->flags, flag)
 static bool sequence_parallel(const Grid *g) { return g->t > 1 && has(g, "--sequence-parallel 1"); }
 static bool skipped(const Context *x, const Grid *g) {
     bool built = !x->sanitized || strcmp(g->trainer, "_3d") == 0;  // by dev/test/run_tests.sh
-    return !built || g->t * g->d * g->p > x->max_ranks || (x->bf16 && !g->bf16);
+    return !built || g->t * g->d * g->p > max_ranks(x) || (x->bf16 && !g->bf16);
 }
 
 // ---- group checkpoints: written by one layout, resumed by another ---------------------------------------
@@ -457,7 +457,7 @@ static void check_forward_and_backward(Context *x) {
 }
 
 static void group_traffic(Context *x) {
-    if (on_gpu(x) && x->max_ranks == 1) return;
+    if (on_gpu(x) && max_ranks(x) == 1) return;
     size_t width = x->bf16 ? 2 : 4;
     Setting count = {"NCCL_TRAFFIC=1", 0};
     check_forward_and_backward(x);
@@ -546,7 +546,7 @@ static void memory_over_tensor(Context *x, double MiB) {
         for (int sp = 0; sp < 2; sp++) {
             Grid g = {"_tp", t, 1, 1, 1, sp ? "--sequence-parallel 1" : "", true};
             Started s;
-            if (t > x->max_ranks) continue;
+            if (t > max_ranks(x)) continue;
             start_of(&g, &s);
             Memory m = dry_run(x, &g, LARGE "--layers 8 --micro-batch 4");
             Memory half = dry_run(x, &g, LARGE "--layers 4 --micro-batch 4");
@@ -592,7 +592,7 @@ static void memory_over_recomputation(Context *x, double MiB) {
         double shared = ROWS[i].in_flight * (L / g.p) - 1;
         char flags[128], name[128];
         Started s;
-        if (g.t * g.p > x->max_ranks) continue;
+        if (g.t * g.p > max_ranks(x)) continue;
         for (int how = 0; how < 4; how++) {
             snprintf(flags, sizeof flags, "%s --recompute %s", ROWS[i].grid.flags, HOW[how]);
             g.flags = flags;
@@ -613,7 +613,7 @@ static void memory_over_recomputation(Context *x, double MiB) {
 static void memory_over_data(Context *x, double MiB) {
     GPTConfig config = {8, 1024, 16, 50257, padded_vocabulary(50257), 512, NULL};
     printf("     the same over data ranks; MiB%30s optimizer   formula\n", "");
-    for (int d = 1; d <= 8 && d <= x->max_ranks; d *= 2) {
+    for (int d = 1; d <= 8 && d <= max_ranks(x); d *= 2) {
         for (int zero = 0; zero < 2; zero++) {
             Grid g = {"_3d", 1, d, 1, 1, zero ? "--zero 1" : "--zero 0", true};
             Started s;
@@ -634,7 +634,7 @@ static void memory_over_shards(Context *x, double MiB) {
     GPTConfig config = {8, 1024, 16, 50257, padded_vocabulary(50257), 512, NULL};
     double w = x->bf16 ? 2 : 4;
     printf("     train_fsdp; MiB%43s weights   formula gradients   formula optimizer   formula\n", "");
-    for (int d = 1; d <= 8 && d <= x->max_ranks; d *= 2) {
+    for (int d = 1; d <= 8 && d <= max_ranks(x); d *= 2) {
         for (int shard = 2; shard < 4; shard++) {
             Grid g = {"fsdp", 1, d, 1, 1, shard == 2 ? "--shard 2" : "--shard 3", true};
             Started s;
@@ -657,7 +657,7 @@ static void memory_over_shards(Context *x, double MiB) {
 static void memory_over_schedules(Context *x) {
     enum { P = 4 };
     double gpipe[3] = {0, 0, 0}, one[3] = {0, 0, 0}, interleaved[3] = {0, 0, 0};
-    if (P > x->max_ranks) return;
+    if (P > max_ranks(x)) return;
     printf("     activations of stage 0 of %d, 8 layers, C = 1024, T = 512; MiB\n     %-14s %9s %9s %9s\n", P,
            "micro-batches", "gpipe", "1f1b", "v = 2");
     for (int i = 0; i < 3; i++) {
@@ -688,7 +688,7 @@ static void memory_over_schedules(Context *x) {
 // is allowed, at most 2p of itself.
 static void memory_over_halves(Context *x) {
     enum { P = 4, M = 16, LAYERS = 2 };  // of a stage
-    if (P > x->max_ranks) return;
+    if (P > max_ranks(x)) return;
     const char *model = LARGE "--layers 8 --micro-batch 1 --global-batch 16";
     Grid g = {"_pp", 1, 1, P, 1, "--schedule gpipe", true};
     double w = x->bf16 ? 2 : 4, output = 512 * 1024 * w / 1048576.0, halves = LAYERS * 9 * output;
