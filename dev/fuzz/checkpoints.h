@@ -1,12 +1,13 @@
 // checkpoints.h: fuzz targets: checkpoints that one layout writes and another reads, and folders of checkpoints that
 // somebody has touched.
 //
-// defines: fuzz_json, fuzz_reshard, fuzz_folder
+// defines: fuzz_json, fuzz_config, fuzz_reshard, fuzz_folder
 #ifndef DEV_FUZZ_CHECKPOINTS_H
 #define DEV_FUZZ_CHECKPOINTS_H
 
 #include "dev/fuzz/files.h"
 #include "dev/test/verify.h"
+#include "llmc/llama.h"
 
 static char fuzz_out[64];  // the folder of this process, in memory where there is such a place
 static int fuzz_lock = -1;
@@ -34,7 +35,11 @@ static void fuzz_json(const uint8_t *data, size_t size) {
     if (data[0] % 2 == 0) {
         GPTConfig a, b;
         if (config_read(fuzz_out, NULL, &a, &err)) {
-            fuzz_promise(config_write(path, &a, data[0] & 64, &err) && config_read(fuzz_out, NULL, &b, &err));
+            size_t bytes;
+            char *source = file_read(path, CONFIG_MAX_FILE, &bytes, &err);
+            fuzz_promise(source && config_write_again(path, &a, data[0] & 64, data[0] & 32 ? source : NULL, &err) &&
+                         config_read(fuzz_out, NULL, &b, &err));
+            free(source);
             fuzz_promise(a.L == b.L && a.C == b.C && a.NH == b.NH && a.V == b.V && a.Vp == b.Vp && a.maxT == b.maxT);
         }
     } else {
@@ -50,6 +55,90 @@ static void fuzz_json(const uint8_t *data, size_t size) {
             fuzz_promise(same && bytes == 0 && a.step == b.step && a.sample == b.sample);
         }
     }
+}
+
+// A sound config.json of each kind of model, in which members of all kinds are set. RoPE's stand for themselves.
+static const char *const FUZZ_CONFIGS[] = {
+    "{\"model_type\": \"gpt2\", \"n_embd\": 8, \"n_layer\": 2, \"n_head\": 2, \"vocab_size\": 9, \"n_positions\": 5}",
+    "{\"model_type\": \"llama\", \"hidden_size\": 16, \"num_hidden_layers\": 2, \"num_attention_heads\": 4, "
+    "\"intermediate_size\": 8, \"vocab_size\": 9, \"max_position_embeddings\": 5}",
+    "{\"model_type\": \"qwen2\", \"hidden_size\": 16, \"num_hidden_layers\": 2, \"num_attention_heads\": 4, "
+    "\"intermediate_size\": 8, \"vocab_size\": 9, \"max_position_embeddings\": 5, \"rope_theta\": 1e6}",
+    "{\"model_type\": \"nemotron\", \"hidden_size\": 16, \"num_hidden_layers\": 2, \"num_attention_heads\": 4, "
+    "\"intermediate_size\": 8, \"vocab_size\": 9, \"max_position_embeddings\": 5, \"num_key_value_heads\": 2}"};
+static const char *const FUZZ_VALUES[] = {
+    "null", "true", "false", "0", "1", "2", "4", "8", "16", "28", "-1", "0.5", "1.0", "1e-05", "1e999", "[]", "{}",
+    "\"silu\"", "\"gelu_new\"", "\"float32\"", "\"bfloat16\"", "[\"full_attention\", \"full_attention\"]",
+    "[\"full_attention\", \"sliding_attention\"]", "{\"rope_type\": \"default\", \"rope_theta\": 1e6}",
+    "{\"rope_type\": \"default\", \"partial_rotary_factor\": 0.5}", "{\"type\": \"yarn\", \"factor\": 4.0}",
+    ("{\"rope_type\": \"llama3\", \"factor\": 8.0, \"low_freq_factor\": 1.0, \"high_freq_factor\": 4.0, "
+     "\"original_max_position_embeddings\": 8}"),
+    "{\"rope_type\": \"llama3\", \"type\": \"default\", \"factor\": 0.1}"};
+
+// The key of that number on the lists of all kinds of models; behind them one that is on none.
+static const char *fuzz_key(size_t number, bool *listed) {
+    const char *const *const names[] = {CONFIG_HARMLESS, GPT2_NAMES, LLAMA_NAMES_READ};
+    const char *const(*const values[])[2] = {CONFIG_VALUES, GPT2_VALUES, LLAMA_VALUES};
+    *listed = true;
+    for (int list = 0; list < 3; list++) {
+        for (const char *const *name = names[list]; *name; name++)
+            if (number-- == 0) return *name;
+        for (const char *const(*v)[2] = values[list]; (*v)[0]; v++)
+            if (number-- == 0) return (*v)[0];
+    }
+    *listed = false;
+    return "of_nobody";
+}
+
+// What the kind of model is, and what it was read as.
+typedef struct {
+    GPTConfig g;
+    Llama m;
+} FuzzModel;
+
+static bool fuzz_read_model(FuzzModel *x, bool gpt2, Error *err) {
+    memset(x, 0, sizeof *x);
+    x->m.spec.read = llama_read, x->m.spec.write = llama_write;
+    return config_read(fuzz_out, gpt2 ? NULL : &x->m.spec, &x->g, err);
+}
+
+static void fuzz_same_model(const FuzzModel *a, const FuzzModel *b, bool gpt2) {
+    fuzz_promise(a->g.L == b->g.L && a->g.C == b->g.C && a->g.NH == b->g.NH && a->g.V == b->g.V &&
+                 a->g.maxT == b->g.maxT);
+    fuzz_promise(gpt2 || (a->m.type == b->m.type && a->m.tied == b->m.tied &&
+                          memcmp(&a->m.KV, &b->m.KV, sizeof a->m - offsetof(Llama, KV)) == 0));
+}
+
+// The first byte takes one of FUZZ_CONFIGS, two more each set a member. What is read comes back from what is written,
+// with the source and without; a member that nobody knows is read only if it is null.
+static void fuzz_config(const uint8_t *data, size_t size) {
+    char path[96];
+    Error err;
+    FuzzModel a, b;
+    bool unknown = false, listed;
+    if (size < 1) return;
+    if (!fuzz_out[0]) fuzz_empty_out();
+    fuzz_promise(folder_make(fuzz_out, &err));
+    snprintf(path, sizeof path, "%s/config.json", fuzz_out);
+    bool gpt2 = data[0] % 4 == 0, bf16 = data[0] & 64;
+    char *text = host_string(FUZZ_CONFIGS[data[0] % 4]);
+    for (size_t i = 1; i + 1 < size && i < 40; i += 2) {
+        const char *value = FUZZ_VALUES[data[i + 1] % (sizeof FUZZ_VALUES / sizeof FUZZ_VALUES[0])];
+        const char *key = fuzz_key(data[i] % 140, &listed);
+        text = json_set_member(text, key, value);
+        if (!listed) unknown = strcmp(value, "null") != 0;
+    }
+    fuzz_promise(file_write_text(path, text, &err));
+    if (fuzz_read_model(&a, gpt2, &err)) {
+        fuzz_promise(!unknown);
+        fuzz_promise(config_write_again(path, &a.g, bf16, text, &err) && fuzz_read_model(&b, gpt2, &err));
+        fuzz_same_model(&a, &b, gpt2);
+        fuzz_promise(config_write(path, &a.g, bf16, &err) && fuzz_read_model(&b, gpt2, &err));
+        fuzz_same_model(&a, &b, gpt2);
+    } else {
+        fuzz_promise(strstr(err.text, path) != NULL);
+    }
+    free(text);
 }
 
 // Fills a rank's values, or compares them, with the model's elements: numbers that bf16 has.

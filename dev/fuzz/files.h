@@ -111,11 +111,15 @@ static void fuzz_safetensors(const uint8_t *data, size_t size) {
             st_read_floats(&st, x, x->count - count, count, values, &err);
         }
         GPTConfig tiny = {1, 4, 2, 5, 128, 3, NULL};
+        bool *used = (bool *)host_alloc(st.count, sizeof(bool));
         for (size_t id = 0; id < count_tensors(&tiny); id++) {
             Tensor x = tensor_describe(&tiny, id, 1, 0);
             const STEntry *entry = slices_find(&st, &x, STATE_WEIGHTS, &err);
             if (entry) st_read_floats(&st, entry, 0, entry->count, values, &err);
+            if (entry) used[entry - st.entries] = true;
         }
+        slices_check_rest(&st, used, &tiny, &err);
+        free(used);
         st_close(&st);
     }
     close(fd);

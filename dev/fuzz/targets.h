@@ -29,6 +29,7 @@ static const FuzzTarget FUZZ_TARGETS[] = {
     {"reshard", fuzz_reshard, 16, false},
     {"folder", fuzz_folder, 64, false},
     {"json", fuzz_json, 8192, false},
+    {"config", fuzz_config, 40, false},
     {"tokenizer", fuzz_tokenizer, 16384, false},
     {"tokenizer_keys", fuzz_tokenizer_keys, 512, false},
     {"options", fuzz_options, 1024, false},
