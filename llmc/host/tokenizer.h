@@ -36,7 +36,8 @@ typedef struct {
 
 typedef struct {
     const char *path;          // of the file, for messages; NULL: a token is a byte
-    Token *text;               // [TOKENIZER_MAX_ID] by number; bytes NULL: no such token
+    Token *text;               // [numbers] by number; bytes NULL: no such token
+    size_t numbers;            // above all tokens
     Token *tokens;             // [vocabulary] and behind them [added], each sorted; owns the bytes
     size_t vocabulary, added;  // added: looked for in the text before it is split into words
     size_t early;              // so many of the added are not late, and stand before those that are
@@ -300,7 +301,7 @@ static inline size_t tokenizer_encode(const Tokenizer *tk, const char *text, siz
 
 // Returns the token's bytes, *bytes of them. There are none if the number is no token.
 static inline const char *tokenizer_decode(const Tokenizer *tk, int token, size_t *bytes) {
-    bool known = token >= 0 && token < TOKENIZER_MAX_ID && tk->text[token].bytes;
+    bool known = token >= 0 && (size_t)token < tk->numbers && tk->text[token].bytes;
     *bytes = known ? tk->text[token].count : 0;
     return known ? tk->text[token].bytes : "";
 }
