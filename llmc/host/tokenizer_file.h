@@ -278,6 +278,10 @@ static inline bool tokenizer_read_merges(Tokenizer *tk, const cJSON *merges, con
         tk->merges[tk->merge_count++] = merge;
     }
     qsort(tk->merges, tk->merge_count, sizeof(TokenMerge), merge_compare);
+    for (size_t i = 1; i < tk->merge_count; i++) {
+        if (merge_compare(&tk->merges[i - 1], &tk->merges[i]) == 0)
+            return error_set(err, "%s: \"merges\" has merge %d twice", path, tk->merges[i].rank);
+    }
     return true;
 }
 
