@@ -88,6 +88,8 @@ def keys():
              also=[*more, (["model", "ignore_merges"], True)])
     yield on("model.merges", "model", "merges", value=["l l", "he l"], reads=False)
     yield on("model.merges", "model", "merges", value=["l l", "h e"], reads=True)
+    yield on("model.merges", "model", "merges", value=["aa a", "a a"], text="aaaaa", reads=True)
+    yield on("model.merges", "model", "merges", value=["a a", "l l", "a a"])
     yield on("model.another", "model", "another")
     yield on("added_tokens.id", "added_tokens", 1, "id", value=300, text="<|end")
     yield on("added_tokens.id", "added_tokens", 0, "id", value=255, text="<|endoftext|>")

@@ -176,7 +176,7 @@ static void fuzz_prompt(Tokenizer *tk, const uint8_t *text, size_t bytes) {
     if (count == TOKENIZER_FAILED) count = 0;
     fuzz_promise(count <= bytes);
     for (size_t i = 0; i < count; i++) {
-        fuzz_promise(tokens[i] >= 0 && tokens[i] < TOKENIZER_MAX_ID);
+        fuzz_promise(tokens[i] >= 0 && (size_t)tokens[i] < tk->numbers);
         const char *part = tokenizer_decode(tk, tokens[i], &got);
         fuzz_promise(part != NULL && tk->text[tokens[i]].bytes != NULL);
         for (size_t j = 0; j < got; j++) read += (unsigned char)part[j];

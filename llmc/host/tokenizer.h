@@ -36,7 +36,8 @@ typedef struct {
 
 typedef struct {
     const char *path;          // of the file, for messages; NULL: a token is a byte
-    Token *text;               // [TOKENIZER_MAX_ID] by number; bytes NULL: no such token
+    Token *text;               // [numbers] by number; bytes NULL: no such token
+    size_t numbers;            // above all tokens
     Token *tokens;             // [vocabulary] and behind them [added], each sorted; owns the bytes
     size_t vocabulary, added;  // added: looked for in the text before it is split into words
     size_t early;              // so many of the added are not late, and stand before those that are
@@ -119,11 +120,55 @@ static inline const TokenMerge *merge_find(const Tokenizer *tk, int left, int ri
                                        merge_compare);
 }
 
-// Writes the tokens of one word and returns their count. Each turn merges all pairs of the lowest
-// rank, from the left, as GPT-2's own encoder does. pairs [bytes]: the merge of a token and its
-// right neighbour; NULL: none.
-static inline size_t tokenizer_merge(const Tokenizer *tk, const char *word, size_t bytes,
-                                     int *tokens, const TokenMerge **pairs) {
+// A merge of the token at a place of a word and the one behind it.
+typedef struct {
+    const TokenMerge *merge;
+    size_t place;
+} MergeHere;
+
+// What encoding a text of so many bytes needs beside its tokenizer.
+typedef struct {
+    const Tokenizer *tk;
+    char *valid;             // [bytes] valid UTF-8 for PCRE2
+    pcre2_match_data *match;
+    bool failed;             // PCRE2 gave up
+    size_t *next, *before;   // [bytes] places of the neighbours of a word's token
+    MergeHere *heap;         // [3 * bytes] merges of neighbours, the next one first
+    size_t heap_count;
+} Encoder;
+
+// The lowest rank comes first, and of one rank the leftmost.
+static inline bool merge_is_before(MergeHere a, MergeHere b) {
+    return a.merge->rank != b.merge->rank ? a.merge->rank < b.merge->rank : a.place < b.place;
+}
+
+// Adds the merge of two tokens to the heap, if there is one.
+static inline void encoder_push(Encoder *e, size_t place, int left, int right) {
+    MergeHere x = {merge_find(e->tk, left, right), place};
+    if (!x.merge) return;
+    size_t i = e->heap_count++;
+    for (; i > 0 && merge_is_before(x, e->heap[(i - 1) / 2]); i = (i - 1) / 2)
+        e->heap[i] = e->heap[(i - 1) / 2];
+    e->heap[i] = x;
+}
+
+// Takes the next merge from the heap, which has some.
+static inline MergeHere encoder_pop(Encoder *e) {
+    MergeHere first = e->heap[0], last = e->heap[--e->heap_count];
+    size_t i = 0;
+    for (size_t child = 1; child < e->heap_count; child = 2 * i + 1) {
+        child += child + 1 < e->heap_count && merge_is_before(e->heap[child + 1], e->heap[child]);
+        if (!merge_is_before(e->heap[child], last)) break;
+        e->heap[i] = e->heap[child];
+        i = child;
+    }
+    e->heap[i] = last;
+    return first;
+}
+
+// Writes the tokens of the bytes of a word and returns their count.
+static inline size_t encoder_bytes(const Tokenizer *tk, const char *word, size_t bytes,
+                                   int *tokens) {
     size_t n = 0;
     bool unknown = false;
     for (size_t i = 0; i < bytes; i++) {
@@ -133,25 +178,37 @@ static inline size_t tokenizer_merge(const Tokenizer *tk, const char *word, size
         if (unknown) token = fused ? -1 : tk->unknown;
         if (token >= 0) tokens[n++] = token;
     }
-    for (size_t i = 1; i < n; i++) pairs[i - 1] = merge_find(tk, tokens[i - 1], tokens[i]);
-    for (;;) {
-        const TokenMerge *lowest = NULL;
-        for (size_t i = 1; i < n; i++) {
-            if (pairs[i - 1] && (!lowest || pairs[i - 1]->rank < lowest->rank))
-                lowest = pairs[i - 1];
-        }
-        if (!lowest) return n;
-        size_t kept = 0;
-        for (size_t i = 0; i < n; i++, kept++) {
-            bool merges = i + 1 < n && pairs[i] == lowest;
-            i += merges;
-            tokens[kept] = merges ? lowest->merged : tokens[i];
-            pairs[kept] = pairs[i];
-            bool changed = kept > 0 && (merges || tokens[kept - 1] == lowest->merged);
-            if (changed) pairs[kept - 1] = merge_find(tk, tokens[kept - 1], tokens[kept]);
-        }
-        n = kept;
+    return n;
+}
+
+// Writes the tokens of one word and returns their count. Merges one pair after another. The tokens
+// are a list, in which one that has become part of its left neighbour is -1; a merge in the heap
+// may have lost its tokens meanwhile.
+static inline size_t encoder_merge(Encoder *e, const char *word, size_t bytes, int *tokens) {
+    size_t n = encoder_bytes(e->tk, word, bytes, tokens), kept = 0;
+    e->heap_count = 0;
+    for (size_t i = 0; i < n; i++) {
+        e->next[i] = i + 1;
+        e->before[i] = i - 1;  // of the first one it is not read
+        if (i > 0) encoder_push(e, i - 1, tokens[i - 1], tokens[i]);
     }
+    while (e->heap_count > 0) {
+        MergeHere x = encoder_pop(e);
+        size_t left = x.place, right = e->next[left];
+        if (tokens[left] != x.merge->left || right == n || tokens[right] != x.merge->right)
+            continue;
+        tokens[left] = x.merge->merged;
+        tokens[right] = -1;
+        size_t behind = e->next[left] = e->next[right];
+        if (left > 0) encoder_push(e, e->before[left], tokens[e->before[left]], tokens[left]);
+        if (behind == n) continue;
+        e->before[behind] = left;
+        encoder_push(e, left, tokens[left], tokens[behind]);
+    }
+    for (size_t i = 0; i < n; i++) {
+        if (tokens[i] >= 0) tokens[kept++] = tokens[i];
+    }
+    return kept;
 }
 
 // Returns how many tokens of list[count] have a byte below `byte` at a place that all of them have.
@@ -213,15 +270,6 @@ static inline size_t space_end(const char *text, size_t at, size_t bytes) {
     return at;
 }
 
-// What encoding a text needs beside its tokenizer.
-typedef struct {
-    const Tokenizer *tk;
-    const TokenMerge **pairs;  // [bytes]
-    char *valid;               // [bytes] valid UTF-8 for PCRE2
-    pcre2_match_data *match;
-    bool failed;               // PCRE2 gave up
-} Encoder;
-
 // Returns where the word that begins at valid[at] ends. What the pattern leaves over before the
 // next word is one, too.
 static inline size_t encoder_word(Encoder *e, size_t at, size_t bytes) {
@@ -251,7 +299,7 @@ static inline size_t encoder_words(Encoder *e, const char *text, size_t bytes, i
         length = encoder_word(e, i, bytes) - i;
         int whole = e->tk->whole ? token_find(e->tk, text + i, length, false) : -1;
         if (whole >= 0) tokens[n++] = whole;
-        else n += tokenizer_merge(e->tk, text + i, length, tokens + n, e->pairs);
+        else n += encoder_merge(e, text + i, length, tokens + n);
     }
     return n;
 }
@@ -287,20 +335,26 @@ static inline size_t encoder_round(Encoder *e, int round, const char *text, size
 // or TOKENIZER_FAILED if the pattern of words takes PCRE2 too long.
 static inline size_t tokenizer_encode(const Tokenizer *tk, const char *text, size_t bytes,
                                       int *tokens) {
-    Encoder e = {tk, NULL, NULL, NULL, false};
-    e.pairs = (const TokenMerge **)host_alloc(bytes, sizeof *e.pairs);
+    Encoder e;
+    memset(&e, 0, sizeof e);
+    e.tk = tk;
     e.valid = (char *)host_alloc(bytes, 1);
+    e.next = (size_t *)host_alloc(bytes, sizeof(size_t));
+    e.before = (size_t *)host_alloc(bytes, sizeof(size_t));
+    e.heap = (MergeHere *)host_alloc(3 * bytes, sizeof(MergeHere));
     e.match = (pcre2_match_data *)host_check(pcre2_match_data_create(1, NULL), 1, 1);
     size_t n = encoder_round(&e, 0, text, bytes, tokens);
     pcre2_match_data_free(e.match);
+    free(e.heap);
+    free(e.before);
+    free(e.next);
     free(e.valid);
-    free(e.pairs);
     return e.failed ? TOKENIZER_FAILED : n;
 }
 
 // Returns the token's bytes, *bytes of them. There are none if the number is no token.
 static inline const char *tokenizer_decode(const Tokenizer *tk, int token, size_t *bytes) {
-    bool known = token >= 0 && token < TOKENIZER_MAX_ID && tk->text[token].bytes;
+    bool known = token >= 0 && (size_t)token < tk->numbers && tk->text[token].bytes;
     *bytes = known ? tk->text[token].count : 0;
     return known ? tk->text[token].bytes : "";
 }
@@ -355,7 +409,8 @@ static inline bool tokenizer_prompt(const Tokenizer *tk, const char *prompt, siz
     *count += tk->first_count;
     for (size_t i = 0; i < *count; i++) {
         if ((size_t)(*tokens)[i] >= V)
-            return error_set(err, "the prompt has token %d, but the model's vocabulary has %zu: give "
+            return error_set(err,
+                             "the prompt has token %d, but the model's vocabulary has %zu: give "
                              "the --tokenizer that the data was made with, or set --sample-every 0",
                              (*tokens)[i], V);
     }

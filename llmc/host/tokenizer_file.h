@@ -174,6 +174,20 @@ static inline int token_by_name(const Tokenizer *tk, const char *name) {
     return number;
 }
 
+// Makes room for the vocabulary and so many added tokens. A number that is too large is refused later.
+static inline void tokenizer_make_room(Tokenizer *tk, const cJSON *vocab, size_t added) {
+    size_t count = 0;
+    for (const cJSON *item = vocab->child; item; item = item->next) {
+        uint64_t number;
+        bool is = json_whole(item, &number) && number < TOKENIZER_MAX_ID;
+        if (is && number >= tk->numbers) tk->numbers = (size_t)number + 1;
+        count++;
+    }
+    tk->numbers += added;  // an added token that is new has the next number
+    tk->text = (Token *)host_alloc(tk->numbers, sizeof(Token));
+    tk->tokens = (Token *)host_alloc(count + added, sizeof(Token));
+}
+
 // Reads {"name": number, ...}; all numbers differ.
 static inline bool tokenizer_read_vocab(Tokenizer *tk, const cJSON *vocab, const char *path,
                                         Error *err) {
@@ -264,6 +278,10 @@ static inline bool tokenizer_read_merges(Tokenizer *tk, const cJSON *merges, con
         tk->merges[tk->merge_count++] = merge;
     }
     qsort(tk->merges, tk->merge_count, sizeof(TokenMerge), merge_compare);
+    for (size_t i = 1; i < tk->merge_count; i++) {
+        if (merge_compare(&tk->merges[i - 1], &tk->merges[i]) == 0)
+            return error_set(err, "%s: \"merges\" has merge %d twice", path, tk->merges[i].rank);
+    }
     return true;
 }
 
@@ -306,7 +324,7 @@ static inline bool tokenizer_read_template(Tokenizer *tk, const cJSON *post, con
         text = here;
         for (number = here ? NULL : ids->child; number; number = number->next) {
             uint64_t id;
-            if (!json_whole(number, &id) || id >= TOKENIZER_MAX_ID || !tk->text[id].bytes)
+            if (!json_whole(number, &id) || id >= tk->numbers || !tk->text[id].bytes)
                 return error_set(err, "%s: \"post_processor\" begins a text with \"%.60s\", which is "
                                  "no token", path, special);
             tk->first = (int *)host_resize(tk->first, tk->first_count + 1, sizeof(int));
@@ -384,10 +402,7 @@ static inline bool tokenizer_read(Tokenizer *tk, const cJSON *root, const char *
     tk->path = path;
     tk->whole = cJSON_IsTrue(json_get(model, "ignore_merges"));
     tk->unknown = -1;
-    tk->text = (Token *)host_alloc(TOKENIZER_MAX_ID, sizeof(Token));
-    tk->tokens =
-        (Token *)host_alloc((size_t)(cJSON_GetArraySize(vocab) + cJSON_GetArraySize(added)),
-                            sizeof(Token));
+    tokenizer_make_room(tk, vocab, (size_t)cJSON_GetArraySize(added));
     tk->words = tokenizer_compile(pattern, path, err);
     return tk->words && tokenizer_read_vocab(tk, vocab, path, err) &&
            tokenizer_read_merges(tk, merges, path, err) &&
@@ -448,7 +463,8 @@ static inline bool tokenizer_open(Tokenizer *tk, const char *path, Error *err) {
         return ok;
     }
     tk->unknown = -1;
-    tk->text = (Token *)host_alloc(TOKENIZER_MAX_ID, sizeof(Token));
+    tk->numbers = BYTE_VOCABULARY;
+    tk->text = (Token *)host_alloc(BYTE_VOCABULARY, sizeof(Token));
     tk->tokens = (Token *)host_alloc(BYTE_VOCABULARY, sizeof(Token));
     for (int i = 0; i < BYTE_VOCABULARY; i++) {
         const char byte[] = {(char)i, '\0'};
