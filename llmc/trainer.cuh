@@ -200,6 +200,7 @@ static inline void trainer_report_clock(Trainer *) {}
 #endif
 
 static inline void trainer_leave(Trainer *m);
+static inline bool has_moved(const Trainer *m) { return m->progress.step > m->progress.first_step; }
 
 #include "llmc/trainer/start.cuh"
 #include "llmc/trainer/step.cuh"

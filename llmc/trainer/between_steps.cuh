@@ -7,7 +7,6 @@
 #define LLMC_BETWEEN_STEPS_CUH
 
 static inline bool is_last_step(const Trainer *m) { return m->progress.step >= m->opt.steps; }
-static inline bool has_moved(const Trainer *m) { return m->progress.step > m->progress.first_step; }
 
 // True after the last step, and where `every` (0: never) divides the steps done. Before the first step of this run only
 // if `unmoved`.
@@ -78,7 +77,12 @@ static inline void evaluation_report(Trainer *m) {
     }
     free(rows);
     Error err;
-    bool finite = isfinite(sum) || error_set(&err, "--eval %s: the sum of the losses is %g", m->opt.eval, sum);
+    bool finite = isfinite(sum);
+    size_t bad = finite ? 0 : trainer_bad_weight(m);
+    if (!finite && bad < count_tensors(&m->config))
+        error_set(&err, "the weights of %s are not finite: %s", m->opt.init,
+                  tensor_describe(&m->config, bad, 1, 0).name);
+    else if (!finite) error_set(&err, "--eval %s: the sum of the losses is %g", m->opt.eval, sum);
     job_agree(&m->job, finite, &err, 1);
     double mean = sum / (double)tokens, of_words = words ? sum / (double)words : 0.0;
     printf("eval %s: %zu rows, %zu tokens, loss sum %.10g\n", m->opt.eval, file->rows, tokens, sum);

@@ -1,7 +1,7 @@
 // job.cuh: the ranks of one job: start, devices, communicators, and an end for all of them when one fails.
 //
-// defines: NCCL_CHECK, NCCL_FLOATX, Job, job_block_signals, job_listen, job_signalled, job_start, job_check_devices,
-//          job_first_failure, job_agree, job_dry_run, job_connect, job_reset_traffic, job_check_ranks, job_finish
+// defines: NCCL_CHECK, NCCL_FLOATX, Job, job_block_signals, job_listen, job_signalled, job_start, job_check_launcher,
+//          job_check_devices, job_first_failure, job_agree, job_dry_run, job_connect, job_reset_traffic, job_check_ranks, job_finish
 #ifndef LLMC_JOB_CUH
 #define LLMC_JOB_CUH
 
@@ -139,6 +139,20 @@ static inline void job_start(Job *job, int *argc, char ***argv) {
         omp_set_num_threads(omp_get_num_procs() > job->local_size ? omp_get_num_procs() / job->local_size : 1);
 #endif
     if (job->rank != 0 && !freopen("/dev/null", "w", stdout)) exit(1);
+}
+
+// Refuses a rank that is alone though its launcher has started several: each would train the same model by itself. This
+// happens where the launcher and this program's MPI do not know each other, as srun without PMIx. mpirun's own count
+// comes first, since mpirun may have been started by srun. A batch script has no SLURM_STEP_NUM_TASKS.
+static inline bool job_check_launcher(const Job *job, Error *err) {
+    static const char *const counts[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"};
+    int i = 0;
+    while (i < 2 && !getenv(counts[i])) i++;
+    unsigned long long started = getenv(counts[i]) ? strtoull(getenv(counts[i]), NULL, 10) : 1;
+    if (job->size > 1 || started <= 1) return true;
+    return error_set(err,
+                     "%llu ranks were started, but MPI finds only this one: use srun --mpi=pmix, or the mpirun of the "
+                     "MPI that this program was built with (for separate runs unset %s)", started, counts[i]);
 }
 
 // Refuses devices that the trainer cannot run on: kernels need compute capability 8.0. NCCL needs a GPU for every rank;

@@ -181,6 +181,7 @@ static inline void trainer_open(Trainer *m, int argc, char **argv, unsigned sect
     lesson.groups = rank_options(sections);
     trainer_simulate(argc, argv, &lesson);
     job_start(&m->job, &argc, &argv);
+    job_agree(&m->job, job_check_launcher(&m->job, &err), &err);
     job_agree(&m->job, trainer_same_start(argc, argv, sections, lesson.options.count, &err), &err);
     job_agree(&m->job, trainer_prepare(m, argc, argv, &lesson, &err), &err);
     job_agree(&m->job, trainer_same_files(m, &err), &err);

@@ -160,6 +160,7 @@ static inline void trainer_open(Trainer *m, int argc, char **argv) {
     const Lesson lesson = {};
     trainer_simulate(argc, argv, &lesson);
     job_start(&m->job, &argc, &argv);
+    job_agree(&m->job, job_check_launcher(&m->job, &err), &err);
     bool ok = m->job.size == 1 ||
               error_set(&err, "train_gpt is one rank, but %d were started: use train_gpt_3d", m->job.size);
     job_agree(&m->job, ok, &err);  // before a rank leaves for --help

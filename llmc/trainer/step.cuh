@@ -1,8 +1,9 @@
 // step.cuh: a training step but for its forwards and backwards: the data before them; loss, gradient norm and AdamW
 // after them.
 //
-// defines: trainer_synchronize, trainer_load, trainer_begin_step, trainer_loss_share, trainer_sum, trainer_norm,
-//          trainer_adamw, trainer_end_step
+// defines: trainer_synchronize, trainer_load, trainer_begin_step, trainer_loss_share, trainer_sum,
+//          trainer_bad_weight, trainer_norm_failed,
+//          trainer_norm, trainer_adamw, trainer_end_step
 #ifndef LLMC_STEP_CUH
 #define LLMC_STEP_CUH
 
@@ -100,12 +101,57 @@ static inline void trainer_dump_gradients(Trainer *m) {
     job_agree(&m->job, ok, &err, 1);
 }
 
+// Returns the first tensor of the whole model with a weight that is not finite, or the count of tensors. Collective.
+static inline size_t trainer_bad_weight(Trainer *m) {
+    const State *state = &m->state;
+    uint64_t bad = count_tensors(&m->config);
+    float *host = (float *)host_alloc(m->table.largest, sizeof(float));
+    for (size_t i = 0; i < (state->sharded ? state->piece_count : m->table.count); i++) {
+        const Tensor *x = &m->table.tensors[state->sharded ? state->host_pieces[i].tensor : i];
+        size_t lo = state->sharded ? state->host_pieces[i].lo : x->offset;
+        size_t count = state->sharded ? state->host_pieces[i].hi - lo : x->size;
+        state_download(host, state->params + lo, count);
+        for (size_t j = 0; j < count; j++)
+            if (!isfinite(host[j]) && x->id < bad) bad = x->id;
+    }
+    free(host);
+    MPI_Allreduce(MPI_IN_PLACE, &bad, 1, MPI_UINT64_T, MPI_MIN, MPI_COMM_WORLD);
+    return bad;
+}
+
+// Ends the run because the loss or the norm of the gradient is not finite. The weights are to blame if they are not; a
+// gradient is only if others are finite, since a loss that is not makes all of them so. totals: [tensors] squared norms.
+static inline void trainer_norm_failed(Trainer *m, const StepReport *report, const double *totals) {
+    Error err;
+    const char *from = m->opt.resume ? m->opt.resume : m->opt.init;
+    size_t tensors = count_tensors(&m->config), weight = trainer_bad_weight(m), first = 0, finite = 0;
+    for (size_t i = tensors; i-- > 0;) {
+        if (isfinite(totals[i])) finite++;
+        else first = i;
+    }
+    const Tensor named = tensor_describe(&m->config, weight < tensors ? weight : first, 1, 0);
+    const char *name = named.name;
+    if (weight < tensors && from && !has_moved(m))
+        error_set(&err, "the weights of %s are not finite: %s", from, name);
+    else if (weight < tensors)
+        error_set(&err, "step %zu: the weights are not finite any more: %s; resume from a checkpoint before the loss "
+                  "grew, or start again, with a lower --lr", report->step, name);
+    else if (finite)
+        error_set(&err, "step %zu: the loss is %g and %s is the first tensor whose gradient is not finite; nothing was "
+                  "updated; resume from a checkpoint before the loss grew, or start again, with a lower --lr",
+                  report->step, report->loss, name);
+    else
+        error_set(&err, "step %zu: the loss is %g and no gradient is finite, though all weights are; nothing was "
+                  "updated; resume from a checkpoint before the loss grew, or start again, with a lower --lr",
+                  report->step, report->loss);
+    job_agree(&m->job, false, &err, 1);
+}
+
 // Loss and gradient norm of the step, once the gradients of all ranks are summed. Squares are summed per tensor in
 // double on the device, then over the ranks, then in the order of the whole model's table. Ends the run if one is not
 // finite, or if a rank could not read its data.
 static inline void trainer_norm(Trainer *m, StepReport *report) {
-    Error err;
-    size_t count = m->part.piece_count, tensors = count_tensors(&m->config), bad = tensors;
+    size_t count = m->part.piece_count, tensors = count_tensors(&m->config);
     double *totals = m->host_totals, sum = 0.0;
     global_norm_squared(m->norms, m->norm_scratch, m->state.grads, m->part.pieces, count, m->table.largest,
                         m->part.owned, m->stream);
@@ -117,17 +163,9 @@ static inline void trainer_norm(Trainer *m, StepReport *report) {
         if (x->counted) totals[x->id] += m->host_norms[i];
     }
     report->loss = trainer_sum(m, tensors, loss);
-    for (size_t i = 0; i < tensors; i++) {
-        sum += totals[i];
-        if (!isfinite(totals[i]) && bad == tensors) bad = i;
-    }
+    for (size_t i = 0; i < tensors; i++) sum += totals[i];
     report->grad_norm = sqrt(sum);
-    if (!isfinite(report->loss) || !isfinite(sum)) {
-        error_set(&err, "step %zu: the loss is %g and %s is the first tensor whose gradient is not finite; nothing was "
-                  "updated; resume from a checkpoint before the loss grew, or start again, with a lower --lr",
-                  report->step, report->loss, bad < tensors ? tensor_describe(&m->config, bad, 1, 0).name : "none");
-        job_agree(&m->job, false, &err, 1);
-    }
+    if (!isfinite(report->loss) || !isfinite(sum)) trainer_norm_failed(m, report, totals);
     if (m->opt.dump_gradients && m->progress.step == m->progress.first_step) trainer_dump_gradients(m);
 }
 
