@@ -25,7 +25,7 @@
 #include "llmc/kernels/gelu.cuh"
 #include "llmc/kernels/layernorm.cuh"
 #include "llmc/kernels/matmul.cuh"
-#include "llmc/pipeline.h"
+#include "llmc/pipeline_lists.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The model and its memory

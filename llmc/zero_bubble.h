@@ -11,7 +11,7 @@
 
 #include <stdint.h>
 
-#include "llmc/pipeline.h"
+#include "llmc/pipeline_lists.h"
 
 // ZB-H1 (section 2): 1F1B with a split backward. Stage s puts off its weight steps until s of them wait, so that it has
 // work when no gradient has come; the remaining ones fill the end, during which 1F1B idles. The bubble shrinks from

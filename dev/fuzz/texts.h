@@ -8,7 +8,7 @@
 #include "dev/scale/rows.h"
 #include "llmc/grid.h"
 #include "llmc/host/options_ranks.h"
-#include "llmc/pipeline.h"
+#include "llmc/pipeline_lists.h"
 
 // A command line, a word a line, of as many ranks as the first byte says.
 static void fuzz_options(const uint8_t *data, size_t size) {

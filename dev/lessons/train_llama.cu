@@ -33,7 +33,7 @@
 #include "llmc/kernels/swiglu.cuh"
 #include "llmc/host/tokenizer_kinds.h"
 #include "llmc/llama.h"
-#include "llmc/pipeline.h"
+#include "llmc/pipeline_lists.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The model and its memory

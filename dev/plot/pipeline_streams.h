@@ -9,7 +9,7 @@
 #include <math.h>
 #include <stdint.h>
 
-#include "llmc/pipeline.h"
+#include "llmc/pipeline_lists.h"
 
 // A stage's streams: compute, then for each kind of message one that receives and one that sends.
 enum { STREAM_COMPUTE, STREAM_RECEIVE = 1, STREAM_SEND = 2, STREAM_COUNT = 5 };

@@ -667,7 +667,7 @@ done
 table_pipeline_unrolled() {
     cat >"$dir/unrolled.c" <<'END'
 #include <stdio.h>
-#include "llmc/pipeline.h"
+#include "llmc/pipeline_lists.h"
 int main(void) {
     enum { P = 2, M = 4, V = 2, TOTAL = M * V };
     int warmup = pipeline_warmup(SCHEDULE_INTERLEAVED, P, 0, M, V);

@@ -15,7 +15,7 @@
 #include "dev/plot/svg.h"
 #include "dev/plot/tool.h"
 #include "dev/plot/trace_read.h"
-#include "llmc/pipeline.h"
+#include "llmc/pipeline_lists.h"
 #include "llmc/host/trace.h"
 
 // The lane of a kind: the row's boxes, or one of the thin lanes below them.

@@ -147,7 +147,7 @@ check "each bug is in the tests that doc/lab/bugs.md names" "$(bugs)"
 # The schedule of doc/lab/recipes.md is one that pipeline_prove accepts.
 schedule() {
     {
-        printf '#include <stdio.h>\n#include "llmc/pipeline.h"\n'
+        printf '#include <stdio.h>\n#include "llmc/pipeline_lists.h"\n'
         awk '/^<!-- code pipeline_eager/ { on = 1 } on && /^```$/ { exit } on && !/^(<!--|```)/' doc/lab/recipes.md
         cat <<'END'
 int main(void) {

@@ -2,7 +2,7 @@
 // of tensors.
 #define _GNU_SOURCE
 #include "llmc/llama.h"
-#include "llmc/pipeline.h"
+#include "llmc/pipeline_lists.h"
 
 #include "dev/test/check.h"
 
