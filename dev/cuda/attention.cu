@@ -8,8 +8,8 @@
 //   5 tensor   the products on tensor cores, fragments from product to product in registers: llmc's bf16 path
 //   6 wgmma    Hopper: asynchronous products of four warps, tiles by the copy engine (on a CPU by stand-ins, as late as
 //              they may be): llmc's bf16 path for heads of 64 and 128 on sm_90
-//   7 llmc     attention_forward and attention_backward: 3 or 4; in bf16 6, or 5, where the head size allows, and forward
-//              of 33 to 64 channels with 32 rows a warp, which reads a tile once for both halves
+//   7 llmc     attention_forward and attention_backward: 3 or 4; in bf16 6, or 5, where the head size allows. 5 has 32
+//              rows a warp forward for 33 to 64 channels: a tile is read once for both halves
 //
 // and grouped queries (GQA, Ainslie et al. 2023), whose heads of k and v serve several heads of q:
 //
@@ -748,7 +748,7 @@ static void checks(void) {
     test_shape(1, 67, 256, 1, true);
     test_shape(1, 40, 300, 1, false);  // more than 256
     test_shape(1, 514, 64, 1, false);
-    test_shape(1, 65, 64, 1, true);    // of 64 and 128, by one tile, by more than a ring has, and by a whole number of them
+    test_shape(1, 65, 64, 1, true);    // 64 and 128: few tiles, more than a ring has, a whole number of them
     test_shape(1, 65, 128, 1, true);
     test_shape(1, 333, 128, 2, true);
     test_shape(1, 257, 256, 2, true);
