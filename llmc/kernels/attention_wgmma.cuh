@@ -12,7 +12,7 @@
 // Each sum is made by one warp in a fixed order: there are no atomics, and every run has the same bits. Backward makes
 // the scores twice instead, as in attention_mma.cuh.
 //
-// defines: attention_wgmma_takes, attention_wgmma
+// defines, in bf16: attention_wgmma_takes, attention_wgmma
 #ifndef LLMC_ATTENTION_WGMMA_CUH
 #define LLMC_ATTENTION_WGMMA_CUH
 
@@ -21,6 +21,8 @@
 #include "llmc/kernels/attention_tiles.cuh"
 #include "llmc/kernels/packs.cuh"
 #include "llmc/kernels/wgmma.cuh"
+
+#ifdef PRECISION_BF16
 
 // TILE: rows of a tile. BLOCKS: of a multiprocessor. PERSISTENT: a third warpgroup copies and gives its registers to
 // the others, and a block does item after item, so that the copies for one run beside the end of the other. Else the
@@ -738,5 +740,7 @@ static inline void attention_wgmma(const Attention &a, bool backward, cudaStream
     if (a.HS == 64) attention_wgmma_heads<64>(a, backward, stream);
     else attention_wgmma_heads<128>(a, backward, stream);
 }
+
+#endif  // PRECISION_BF16
 
 #endif
