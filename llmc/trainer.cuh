@@ -84,7 +84,7 @@ struct Trainer {
     floatX *(*w)[MAX_KINDS];       // [layers held] weights: w[l][QKVW] of layer l; w[0][WTE] and so on outside them
     float *(*dw)[MAX_KINDS];       // [layers held] their gradients
     State state;                   // weights, gradients, and the part of the optimizer that this rank owns
-    State part;                    // what this rank owns of each gradient bucket once the data ranks have reduced it
+    State share;                    // what this rank owns of each gradient bucket once the data ranks have reduced it
     int *inputs, *targets;         // (micros, B * T) the batch, on the device
     Dropout dropout;               // of the micro-batch under way; off (threshold 0) but in training steps
     float *losses;                 // (micros, 2, N) of each target its loss, and how far its logit is from the largest
@@ -97,11 +97,11 @@ struct Trainer {
     Timeline timeline;
     Arena weights, gradients, optimizer, activations;  // the device's allocations
 
-    double *norms, *norm_scratch;  // [part.piece_count] squared norm of each piece of a gradient
+    double *norms, *norm_scratch;  // [share.piece_count] squared norm of each piece of a gradient
     unsigned adamw_blocks;         // of all of the state's pieces
     double *totals, *host_totals;  // [tensors of the whole model + TOTALS_EXTRA] the same over all ranks, and more
     int *host_inputs, *host_targets;  // (micros, B * T) pinned
-    double *host_sums, *host_norms;   // [micros], [part.piece_count] pinned
+    double *host_sums, *host_norms;   // [micros], [share.piece_count] pinned
     DataLoader train_data, val_data;
     EvalFile eval;                 // of --eval
     Tokenizer tokenizer;

@@ -143,7 +143,7 @@ template <class Model> static StageCalls count_step(Model *m) {
     layout(m);
     job_connect(&m->job);
     connect(m);
-    host_array(m->host_sums, m->micros), host_array(m->host_norms, m->part.piece_count);
+    host_array(m->host_sums, m->micros), host_array(m->host_norms, m->share.piece_count);
     host_array(m->host_totals, count_tensors(&m->config) + TOTALS_EXTRA);
     job_reset_traffic(&m->job);
     m->opt.simulate = "this page";  // so that the step reads no data

@@ -87,7 +87,7 @@ static void shard(GPT *m) {
     Shard part = shard_whole(&m->config);
     part.bucket_align = TENSOR_ALIGN * m->grid.d;
     trainer_shard(m, part);
-    own_buckets(m, &m->part);
+    own_buckets(m, &m->share);
     if (m->opt.zero) own_buckets(m, &m->state);
 }
 

@@ -97,8 +97,8 @@ static void shard(GPT *m) {
     Shard part = shard_whole(&m->config);
     part.bucket_align = TENSOR_ALIGN * m->grid.d;
     trainer_shard(m, part);
-    m->part.sharded = m->state.sharded = true;
-    own_buckets(m, &m->part);
+    m->share.sharded = m->state.sharded = true;
+    own_buckets(m, &m->share);
     if (m->opt.zero) own_buckets(m, &m->state);
     m->windows = m->own.shard == SHARD_2 || m->config.L < 2 ? m->config.L : 2;
 }

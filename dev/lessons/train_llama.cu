@@ -133,7 +133,7 @@ static void shard(GPT *m) {
     part.n_layers = m->plan.layer_count, part.layers = m->plan.layers;
     part.bucket_align = TENSOR_ALIGN * m->grid.d;
     trainer_shard(m, part);
-    own_buckets(m, &m->part);
+    own_buckets(m, &m->share);
     if (m->opt.zero) own_buckets(m, &m->state);
 }
 

@@ -104,7 +104,7 @@ static void shard(GPT *m) {
     part.bucket_align = TENSOR_ALIGN * m->grid.d;
     part.e = m->experts.e, part.e_rank = m->grid.d_rank % part.e;
     trainer_shard(m, part);
-    own_buckets(m, &m->part);
+    own_buckets(m, &m->share);
     if (m->opt.zero) own_buckets(m, &m->state);
 }
 

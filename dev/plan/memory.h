@@ -114,13 +114,13 @@ static inline StageMemory candidate_count(const Candidate *x, size_t vocabulary,
     m->plan.slots = candidate_slots(r, stage);
     size_t align = TENSOR_ALIGN * r->d;
     trainer_shard(m, {r->t, 0, stage == 0, stage == r->p - 1, m->plan.layer_count, m->plan.layers, align, 1, 0});
-    own_buckets(m, &m->part);
+    own_buckets(m, &m->share);
     if (m->opt.zero) own_buckets(m, &m->state);
     layout(m);
     StageMemory used = {m->weights.used, m->gradients.used, m->optimizer.used, m->activations.used};
     for (size_t i = 0; i < m->plan.slots; i++) release(&m->slots[i]);
     free(m->slots), free(m->w), free(m->dw);
-    free(m->part.host_pieces), free(m->state.host_pieces);
+    free(m->share.host_pieces), free(m->state.host_pieces);
     free(m->plan.first), free(m->plan.count), free(m->plan.layers);
     table_free(&m->table);
     return used;
@@ -143,7 +143,7 @@ static inline StageMemory candidate_sharded(const Candidate *x, size_t vocabular
     StageMemory used = {m->weights.used, m->gradients.used, m->optimizer.used, m->activations.used};
     free(m->acts.layers), free(m->acts.residual), free(m->whole), free(m->dwhole), free(m->holds);
     free(m->w), free(m->dw);
-    free(m->part.host_pieces), free(m->state.host_pieces);
+    free(m->share.host_pieces), free(m->state.host_pieces);
     table_free(&m->table);
     return used;
 }
