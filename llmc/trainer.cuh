@@ -77,7 +77,7 @@ struct Trainer {
     Tokens tokens;                 // which T of a sequence's tokens: all, but in a lesson that cuts sequences
     size_t readers, reader;        // groups of ranks that read different samples, and this rank's
     size_t batch;                  // sequences of the batch under way, on all data ranks: less than a step's on a ramp
-    size_t A, NH, F, Vl, V0;       // this rank's channels of heads, heads, hidden units, vocabulary and its first token
+    size_t A, NHl, F, Vl, V0;       // this rank's channels of heads, heads, hidden units, vocabulary and its first token
     size_t sp;                     // ranks that share the rows of the residual stream: 1, or t (sequence parallelism)
     float dloss;                   // gradient of the batch's loss by a token's: 1 / (tokens of the batch)
     ParamTable table;              // the tensors that this rank holds

@@ -100,7 +100,7 @@ static void layout_acts(GPT *m, Arena *arena, Acts *acts) {
         LayerActs *a = &acts->layers[l], *first = &m->acts.layers[0];
         int again = a == first ? RECOMPUTE_NONE : m->opt.recompute;  // what backward computes again
         *a = *first;
-        if (again < RECOMPUTE_LAYER) take(arena, a->lse, N * m->NH), take(arena, a->atty, N * A);
+        if (again < RECOMPUTE_LAYER) take(arena, a->lse, N * m->NHl), take(arena, a->atty, N * A);
         if (again < RECOMPUTE_LAYER) take(arena, a->out, context_is_ulysses(m->cut) ? N * A : 0);
         if (again < RECOMPUTE_GELU) take(arena, a->fch_gelu, N * F);
         if (again >= RECOMPUTE_REST) continue;
@@ -118,10 +118,10 @@ static void layout(GPT *m) {
     take(arena, m->row_max, N), take(arena, m->row_sums, 2 * N);
     take(arena, m->proj, N * C), take(arena, m->dresidual, Nl * C), take(arena, m->dnorm, N * C);
     m->reduced = m->proj, m->dreduced = m->dnorm;
-    take(arena, m->dqkv, N * 3 * A), take(arena, m->dfch, N * F), take(arena, m->dattention, N * m->NH);
+    take(arena, m->dqkv, N * 3 * A), take(arena, m->dfch, N * F), take(arena, m->dattention, N * m->NHl);
     size_t all_to_all = context_is_ulysses(m->cut) ? N * A : 0, ring = context_is_ring(m->cut) ? N : 0;
     take(arena, m->leaving, 3 * all_to_all), take(arena, m->arriving, 3 * all_to_all);
-    take_ring(arena, &m->ring, ring, A, m->NH);
+    take_ring(arena, &m->ring, ring, A, m->NHl);
     take(arena, m->reduce_scratch, reduce_scratch_floats(N, C, F));
     layout_acts(m, arena, &m->acts);
 }
@@ -230,7 +230,7 @@ static void ring_forward(GPT *m, LayerActs *a, size_t B, size_t T, Dropout d) {
     size_t A = m->A;
     columns_move<false>(m->ring.kv[0], 2 * A, a->qkv + A, 3 * A, B, T, 0, T, 2 * A, m->stream);
     for (size_t step = 0; step < m->cut.c; step++) {
-        RingStep now = ring_step(m->cut, step, B, T, A, m->NH);
+        RingStep now = ring_step(m->cut, step, B, T, A, m->NHl);
         ring_pass(m, step, step + 1 < m->cut.c, false);
         attention_pair_forward(m->ring, a->lse, a->qkv, now, m->stream, d);
         attention_merge(m->ring, a->lse, now, m->stream);
@@ -244,7 +244,7 @@ static void ring_backward(GPT *m, LayerActs *a, size_t B, size_t T, Dropout d) {
     size_t A = m->A, c = m->cut.c;
     columns_move<false>(m->ring.kv[0], 2 * A, a->qkv + A, 3 * A, B, T, 0, T, 2 * A, m->stream);
     for (size_t step = 0; step < c; step++) {
-        RingStep now = ring_step(m->cut, step, B, T, A, m->NH);
+        RingStep now = ring_step(m->cut, step, B, T, A, m->NHl);
         ring_pass(m, step, step + 1 < c, step > 0);
         attention_pair_backward(m->ring, m->dattention, m->dnorm, a->atty, a->lse, a->qkv, now, m->stream, d);
         wait_for(m, m->arrived, "wait context");
@@ -258,7 +258,7 @@ static void ring_backward(GPT *m, LayerActs *a, size_t B, size_t T, Dropout d) {
 
 // a->qkv (N, 3A), of this rank's tokens -> a->atty (N, A). kept: for backward, which has that and needs a->qkv again.
 static void context_forward(GPT *m, LayerActs *a, size_t B, size_t T, Dropout d, bool kept) {
-    size_t c = m->cut.c, A = m->A, NH = m->NH;
+    size_t c = m->cut.c, A = m->A, NH = m->NHl;
     bool ulysses = context_is_ulysses(m->cut);
     if (ulysses) gather_tokens(m, a->qkv, a->qkv, B, T, 3);
     if (kept) return;
@@ -270,7 +270,7 @@ static void context_forward(GPT *m, LayerActs *a, size_t B, size_t T, Dropout d,
 
 // m->dnorm (N, A), the gradient of a->atty -> m->dqkv (N, 3A).
 static void context_backward(GPT *m, LayerActs *a, size_t B, size_t T, Dropout d) {
-    size_t c = m->cut.c, A = m->A, NH = m->NH;
+    size_t c = m->cut.c, A = m->A, NH = m->NHl;
     if (context_is_ring(m->cut)) return ring_backward(m, a, B, T, d);
     if (!context_is_ulysses(m->cut))
         return attention_backward(m->dqkv, m->dattention, m->dnorm, a->atty, a->lse, a->qkv, B, T, A, NH, m->stream, d);
@@ -290,7 +290,7 @@ static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const flo
     layernorm_forward(a->ln1, x, w[LN1W], w[LN1B], Nl, C, s);
     matmul_forward(&m->matmul, a->qkv, a->ln1.out, w[QKVW], w[QKVB], N, C, 3 * A);
     bool kept = !out && m->opt.recompute == RECOMPUTE_REST;  // what attention wrote
-    context_forward(m, a, B, T, context_dropout(drop(m, DROPOUT_SCORES, l), m->cut, m->NH), kept);
+    context_forward(m, a, B, T, context_dropout(drop(m, DROPOUT_SCORES, l), m->cut, m->NHl), kept);
     matmul_forward(&m->matmul, m->proj, a->atty, w[PROJW], NULL, N, A, C);
     layernorm_residual_forward(a->residual2, a->ln2, x, m->reduced, w[PROJB], w[LN2W], w[LN2B], Nl, C, s,
                                drop(m, DROPOUT_PROJ, l));
@@ -325,7 +325,7 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
     matmul_backward_input(&m->matmul, m->dnorm, dout, w[PROJW], N, A, C);
     matmul_backward_weight(&m->matmul, dw[PROJW], a->atty, dout, N, A, C, add);
     bias_backward(dw[PROJB], dout, scratch, N, C, add, s);
-    context_backward(m, a, B, T, context_dropout(drop(m, DROPOUT_SCORES, l), m->cut, m->NH));
+    context_backward(m, a, B, T, context_dropout(drop(m, DROPOUT_SCORES, l), m->cut, m->NHl));
     matmul_backward_input(&m->matmul, m->dnorm, m->dqkv, w[QKVW], N, C, 3 * A);
     matmul_backward_weight(&m->matmul, dw[QKVW], a->ln1.out, m->dqkv, N, C, 3 * A, add);
     bias_backward(dw[QKVB], m->dqkv, scratch, N, 3 * A, add, s);

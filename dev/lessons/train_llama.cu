@@ -112,7 +112,7 @@ static void own_buckets(GPT *m, State *state) {
 
 // Sets this rank's sizes, which GPT-2 does not have.
 static void set_sizes(GPT *m, size_t t) {
-    m->HS = m->A / m->NH, m->KV = m->llama.KV / t, m->S = m->A + 2 * m->KV * m->HS;
+    m->HS = m->A / m->NHl, m->KV = m->llama.KV / t, m->S = m->A + 2 * m->KV * m->HS;
     m->G = m->llama.type == NEMOTRON ? 1 : 2, m->head = m->llama.tied ? (int)WTE : (int)HEADW;
 }
 
@@ -146,7 +146,7 @@ static void layout_acts(GPT *m, Arena *arena, Acts *acts) {
         LayerActs *a = &acts->layers[l], *first = &m->slots[0].layers[0];
         int again = a == first ? RECOMPUTE_NONE : m->opt.recompute;  // what backward computes again
         *a = *first;
-        if (again < RECOMPUTE_LAYER) take(arena, a->lse, N * m->NH), take(arena, a->atty, N * A);
+        if (again < RECOMPUTE_LAYER) take(arena, a->lse, N * m->NHl), take(arena, a->atty, N * A);
         if (again < RECOMPUTE_GELU) take(arena, a->fch_act, N * F);
         if (again >= RECOMPUTE_REST) continue;
         take_layernorm(arena, &a->ln1, Nl, C), take_layernorm(arena, &a->ln2, Nl, C);
@@ -168,7 +168,7 @@ static void layout(GPT *m) {
         take(arena, m->reduced, Nl * C), take(arena, m->dreduced, Nl * C);
         take(arena, m->gathered, N * C), take(arena, m->dgathered, N * C);
     }
-    take(arena, m->dqkv, N * S), take(arena, m->dfch, N * m->G * F), take(arena, m->dattention, N * m->NH);
+    take(arena, m->dqkv, N * S), take(arena, m->dfch, N * m->G * F), take(arena, m->dattention, N * m->NHl);
     take(arena, m->dact, N * F), take(arena, m->angles, m->T * m->HS);
     take(arena, m->reduce_scratch, reduce_scratch_floats(N, C, S));
     size_t message = m->grid.p > 1 ? N * C / m->grid.t : 0;
@@ -360,7 +360,7 @@ static void norm_backward(GPT *m, size_t l, int weight, const floatX *x, Layerno
 // Turns q and k in place; sign -1 turns their gradients back.
 static void turn(GPT *m, floatX *qkv, size_t N, size_t T, float sign) {
     size_t D = llama_rotary(&m->llama, m->HS);
-    rope(qkv, m->angles, N, T, m->NH + m->KV, m->HS, D, m->S, sign, m->stream);
+    rope(qkv, m->angles, N, T, m->NHl + m->KV, m->HS, D, m->S, sign, m->stream);
 }
 
 // (N, G F) -> (N, F)
@@ -384,7 +384,7 @@ static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const flo
     linear_forward(&m->matmul, a->qkv, ln1, w[QKVW], w[QKVB], N, C, m->S);
     turn(m, a->qkv, N, T, 1);
     if (out || m->opt.recompute != RECOMPUTE_REST)  // which has kept what attention wrote
-        attention_forward(a->atty, a->lse, a->qkv, B, T, A, m->NH, s, Dropout(), m->KV);
+        attention_forward(a->atty, a->lse, a->qkv, B, T, A, m->NHl, s, Dropout(), m->KV);
     linear_forward(&m->matmul, m->proj, a->atty, w[PROJW], NULL, N, A, C);
     g_forward(m, m->reduced, m->proj, N);
     norm_forward(m, a->ln2, a->residual2, x, m->reduced, w, LN2W, Nl);
@@ -422,7 +422,7 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
     const floatX *ln1 = f_again(m, a->ln1.out);
     linear_backward_input(&m->matmul, m->dnorm, dout, w[PROJW], N, A, C);
     linear_backward_weight(&m->matmul, dw[PROJW], a->atty, dout, N, A, C, add);
-    attention_backward(m->dqkv, m->dattention, m->dnorm, a->atty, a->lse, a->qkv, B, T, A, m->NH, s, Dropout(), m->KV);
+    attention_backward(m->dqkv, m->dattention, m->dnorm, a->atty, a->lse, a->qkv, B, T, A, m->NHl, s, Dropout(), m->KV);
     turn(m, m->dqkv, N, T, -1);
     linear_backward_input(&m->matmul, m->dnorm, m->dqkv, w[QKVW], N, C, S);
     f_backward_begin(m);

@@ -118,7 +118,7 @@ static void layout_acts(GPT *m, Arena *arena, Acts *acts) {
         LayerActs *a = &acts->layers[l], *first = &m->acts.layers[0];
         int again = a == first ? RECOMPUTE_NONE : m->opt.recompute;  // what backward computes again
         *a = *first;
-        if (again < RECOMPUTE_LAYER) take(arena, a->lse, N * m->NH), take(arena, a->atty, N * A);
+        if (again < RECOMPUTE_LAYER) take(arena, a->lse, N * m->NHl), take(arena, a->atty, N * A);
         if (again < RECOMPUTE_GELU) take(arena, a->fch_gelu, R * F);
         if (again >= RECOMPUTE_REST) continue;
         take_layernorm(arena, &a->ln1, Nl, C), take_layernorm(arena, &a->ln2, Nl, C);
@@ -140,7 +140,7 @@ static void layout(GPT *m) {
     take(arena, m->row_max, N), take(arena, m->row_sums, 2 * N);
     take(arena, m->proj, N * C), take(arena, m->dresidual, Nl * C), take(arena, m->dnorm, N * C);
     m->reduced = m->proj, m->dreduced = m->dnorm;
-    take(arena, m->dqkv, N * 3 * A), take(arena, m->dfch, R * F), take(arena, m->dattention, N * m->NH);
+    take(arena, m->dqkv, N * 3 * A), take(arena, m->dfch, R * F), take(arena, m->dattention, N * m->NHl);
     take(arena, m->reduce_scratch, reduce_scratch_floats(N, C, E * C) + reduce_scratch_floats(R / held, C, F));
     layout_acts(m, arena, &m->acts);
 }
@@ -226,7 +226,7 @@ static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const flo
     layernorm_forward(a->ln1, x, w[LN1W], w[LN1B], Nl, C, s);
     matmul_forward(&m->matmul, a->qkv, a->ln1.out, w[QKVW], w[QKVB], N, C, 3 * A);
     if (out || m->opt.recompute != RECOMPUTE_REST)  // which has kept what attention wrote
-        attention_forward(a->atty, a->lse, a->qkv, B, T, A, m->NH, s, drop(m, DROPOUT_SCORES, l));
+        attention_forward(a->atty, a->lse, a->qkv, B, T, A, m->NHl, s, drop(m, DROPOUT_SCORES, l));
     matmul_forward(&m->matmul, m->proj, a->atty, w[PROJW], NULL, N, A, C);
     layernorm_residual_forward(a->residual2, a->ln2, x, m->reduced, w[PROJB], w[LN2W], w[LN2B], Nl, C, s,
                                drop(m, DROPOUT_PROJ, l));
@@ -283,7 +283,7 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
     matmul_backward_input(&m->matmul, m->dnorm, dout, w[PROJW], N, A, C);
     matmul_backward_weight(&m->matmul, dw[PROJW], a->atty, dout, N, A, C, add);
     bias_backward(dw[PROJB], dout, scratch, N, C, add, s);
-    attention_backward(m->dqkv, m->dattention, m->dnorm, a->atty, a->lse, a->qkv, B, T, A, m->NH, s,
+    attention_backward(m->dqkv, m->dattention, m->dnorm, a->atty, a->lse, a->qkv, B, T, A, m->NHl, s,
                        drop(m, DROPOUT_SCORES, l));
     matmul_backward_input(&m->matmul, m->dnorm, m->dqkv, w[QKVW], N, C, 3 * A);
     matmul_backward_weight(&m->matmul, dw[QKVW], a->ln1.out, m->dqkv, N, C, 3 * A, add);

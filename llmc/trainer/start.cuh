@@ -96,7 +96,7 @@ static inline bool trainer_files(Trainer *m, const char *from, const Lesson *les
 // Sets the widths of a rank that has 1/t of each: channels of heads, heads, hidden units and rows of the vocabulary.
 static inline void trainer_sizes(Trainer *m, size_t t) {
     const GPTConfig *c = &m->config;
-    m->A = c->C / t, m->NH = c->NH / t, m->F = config_dimension(c, 'F') / t, m->Vl = c->Vp / t;
+    m->A = c->C / t, m->NHl = c->NH / t, m->F = config_dimension(c, 'F') / t, m->Vl = c->Vp / t;
 }
 
 // The next batch has so many sequences, on all data ranks together.
