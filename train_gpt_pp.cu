@@ -107,7 +107,7 @@ static void layout_acts(GPT *m, Arena *arena, Acts *acts) {
         *a = *first;
         if (again < RECOMPUTE_LAYER) take(arena, a->lse, N * m->NHl), take(arena, a->atty, N * A);
         if (again < RECOMPUTE_GELU) take(arena, a->fch_gelu, N * F);
-        if (again >= RECOMPUTE_REST) continue;
+        if (again >= RECOMPUTE_BUT_ATTENTION) continue;
         take_layernorm(arena, &a->ln1, Nl, C), take_layernorm(arena, &a->ln2, Nl, C);
         take(arena, a->qkv, N * 3 * A), take(arena, a->residual2, Nl * C), take(arena, a->fch, N * F);
     }
@@ -261,7 +261,7 @@ static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const flo
     layernorm_forward(a->ln1, x, w[LN1W], w[LN1B], Nl, C, s);
     const floatX *ln1 = f_forward(m, a->ln1.out, N);
     matmul_forward(&m->matmul, a->qkv, ln1, w[QKVW], w[QKVB], N, C, 3 * A);
-    if (out || m->opt.recompute != RECOMPUTE_REST)  // which has kept what attention wrote
+    if (out || m->opt.recompute != RECOMPUTE_BUT_ATTENTION)  // which has kept what attention wrote
         attention_forward(a->atty, a->lse, a->qkv, B, T, A, m->NHl, s, drop(m, DROPOUT_SCORES, l));
     matmul_forward(&m->matmul, m->proj, a->atty, w[PROJW], NULL, N, A, C);
     g_forward(m, m->reduced, m->proj, N);
@@ -283,7 +283,7 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
     floatX **w = m->w[l], *dresidual = m->dresidual;
     float **dw = m->dw[l], *scratch = m->reduce_scratch;
     cudaStream_t s = m->stream;
-    if (m->opt.recompute >= RECOMPUTE_REST) layer_forward(m, l, a, NULL, x, B, T);
+    if (m->opt.recompute >= RECOMPUTE_BUT_ATTENTION) layer_forward(m, l, a, NULL, x, B, T);
     if (m->opt.recompute == RECOMPUTE_GELU) gelu_forward(a->fch_gelu, a->fch, N * F, s);
     // the MLP
     const floatX *dout = dropout_backward(m->proj, dresidual, drop(m, DROPOUT_FCPROJ, l), Nl, C, s);

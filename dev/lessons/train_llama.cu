@@ -148,7 +148,7 @@ static void layout_acts(GPT *m, Arena *arena, Acts *acts) {
         *a = *first;
         if (again < RECOMPUTE_LAYER) take(arena, a->lse, N * m->NHl), take(arena, a->atty, N * A);
         if (again < RECOMPUTE_GELU) take(arena, a->fch_act, N * F);
-        if (again >= RECOMPUTE_REST) continue;
+        if (again >= RECOMPUTE_BUT_ATTENTION) continue;
         take_layernorm(arena, &a->ln1, Nl, C), take_layernorm(arena, &a->ln2, Nl, C);
         take(arena, a->qkv, N * m->S), take(arena, a->residual2, Nl * C), take(arena, a->fch, N * m->G * F);
     }
@@ -383,7 +383,7 @@ static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const flo
     const floatX *ln1 = f_forward(m, a->ln1.out, N);
     linear_forward(&m->matmul, a->qkv, ln1, w[QKVW], w[QKVB], N, C, m->S);
     turn(m, a->qkv, N, T, 1);
-    if (out || m->opt.recompute != RECOMPUTE_REST)  // which has kept what attention wrote
+    if (out || m->opt.recompute != RECOMPUTE_BUT_ATTENTION)  // which has kept what attention wrote
         attention_forward(a->atty, a->lse, a->qkv, B, T, A, m->NHl, s, Dropout(), m->KV);
     linear_forward(&m->matmul, m->proj, a->atty, w[PROJW], NULL, N, A, C);
     g_forward(m, m->reduced, m->proj, N);
@@ -404,7 +404,7 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
     floatX **w = m->w[l], *dresidual = m->dresidual;
     float **dw = m->dw[l], *scratch = m->reduce_scratch;
     cudaStream_t s = m->stream;
-    if (m->opt.recompute >= RECOMPUTE_REST) layer_forward(m, l, a, NULL, x, B, T);
+    if (m->opt.recompute >= RECOMPUTE_BUT_ATTENTION) layer_forward(m, l, a, NULL, x, B, T);
     if (m->opt.recompute == RECOMPUTE_GELU) activation_forward(m, a->fch_act, a->fch, N);
     // the MLP
     const floatX *dout = g_backward(m, dresidual);

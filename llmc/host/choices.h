@@ -4,7 +4,7 @@
 #ifndef LLMC_CHOICES_H
 #define LLMC_CHOICES_H
 
-enum { RECOMPUTE_NONE, RECOMPUTE_GELU, RECOMPUTE_REST, RECOMPUTE_LAYER };  // --recompute: each keeps less
+enum { RECOMPUTE_NONE, RECOMPUTE_GELU, RECOMPUTE_BUT_ATTENTION, RECOMPUTE_LAYER };  // --recompute: each keeps less
 
 #define LR_SCHEDULES "cosine|linear"  // --lr-schedule, in the order of LRSchedule
 
