@@ -5,7 +5,7 @@
 //   trainer_open       reads options, a checkpoint's configuration and data; refuses bad input with exit code 2
 //   trainer_shard      takes this rank's part of the model
 //   trainer_allocate   counts the trainer's layout, refuses what does not fit, ends a --dry-run, allocates
-//   trainer_warm_up    uses every communicator once, where there are several ranks (ranks.cuh)
+//   trainer_warm_up    uses communicators and kernels once, where there are several ranks (ranks.cuh)
 //   trainer_start      reads weights from a checkpoint or makes random ones; the log begins
 //   the training loop: validation_goes_on, save_due, sample_goes_on, then a step:
 //     trainer_begin_step   loads the batch; trainer_norm, trainer_adamw, trainer_end_step
@@ -77,7 +77,7 @@ struct Trainer {
     Tokens tokens;                 // which T of a sequence's tokens: all, but in a lesson that cuts sequences
     size_t readers, reader;        // groups of ranks that read different samples, and this rank's
     size_t batch;                  // sequences of the batch under way, on all data ranks: less than a step's on a ramp
-    size_t A, NHl, F, Vl, V0;       // this rank's channels of heads, heads, hidden units, vocabulary and its first token
+    size_t A, NHl, F, Vl, V0;      // this rank's channels of heads, heads, hidden units, vocabulary and its first token
     size_t sp;                     // ranks that share the rows of the residual stream: 1, or t (sequence parallelism)
     float dloss;                   // gradient of the batch's loss by a token's: 1 / (tokens of the batch)
     ParamTable table;              // the tensors that this rank holds
@@ -113,6 +113,7 @@ struct Trainer {
     Error data_error;
     Validation validation;
     Sample sample;
+    floatX *sample_logits;         // (Vp) the next token's, gathered; only where ranks share a layer, or there are stages
     void (*check_replicas)(Trainer *m);  // of --debug-replicas, or NULL
     bool stopped;                  // a rank got a signal, and all know it: the run ends between two steps
     Log log;
@@ -126,7 +127,7 @@ struct Lesson {
     FieldTable options;
     bool (*check)(Trainer *m, Error *err);
     const ModelSpec *spec;
-    bool (*sizes)(Options *o, const void *own, Error *err);  // own: options.object
+    bool (*sizes)(Options *o, const void *flags, Error *err);  // flags: options.object
     bool (*tokenizer)(Tokenizer *tk, const Options *o, Error *err) = NULL;
     RankOptions groups = {};
 };
@@ -180,6 +181,9 @@ static inline void dropout_at(Trainer *m, size_t micro) {
 static inline Dropout drop(const Trainer *m, RandomPurpose place, size_t l) {
     return dropout_for(m->dropout, place, m->table.shard.layers[l]);
 }
+
+// Returns the place of a micro-batch's losses: (2, N), see Trainer.losses.
+static inline float *trainer_losses(const Trainer *m, size_t micro) { return m->losses + micro * 2 * m->B * m->T; }
 
 // The seam of --virtual-time and --simulate. The stand-ins carry them out; a GPU build refuses both flags, and its
 // clock is real.

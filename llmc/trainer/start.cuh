@@ -154,8 +154,8 @@ static inline void trainer_open(Trainer *m, int argc, char **argv) {
 }
 
 // Takes this rank's part of the model.
-static inline void trainer_shard(Trainer *m, Shard part) {
-    m->table = table_make(&m->config, part);
+static inline void trainer_shard(Trainer *m, Shard mine) {
+    m->table = table_make(&m->config, mine);
     state_create(&m->share, &m->table);
     state_create(&m->state, &m->table);
 }
@@ -163,7 +163,7 @@ static inline void trainer_shard(Trainer *m, Shard part) {
 // Counts the buffers that every trainer has, or sets their pointers. Returns the arena for the trainer's own. Unless
 // the trainer has said otherwise, this rank owns all of its part.
 static inline Arena *trainer_layout(Trainer *m) {
-    size_t N = m->B * m->T, layers = m->table.shard.n_layers, micros = m->micros > 1 ? m->micros : 2;  // 2 to warm up
+    size_t N = m->B * m->T, layers = m->table.shard.n_layers;
     if (!m->w) {
         if (!m->share.owned) state_own(&m->share, 0, m->table.total);
         if (!m->state.owned) state_own(&m->state, 0, m->table.total);
@@ -180,12 +180,13 @@ static inline Arena *trainer_layout(Trainer *m) {
         m->dw[x->held][x->spec->kind] = m->state.grads + x->offset;
     }
     Arena *arena = &m->activations;
-    take(arena, m->loss_sums, micros), take(arena, m->inputs, m->micros * N), take(arena, m->targets, m->micros * N);
-    take(arena, m->losses, micros * 2 * N);
+    take(arena, m->loss_sums, m->micros), take(arena, m->inputs, m->micros * N), take(arena, m->targets, m->micros * N);
+    take(arena, m->losses, m->micros * 2 * N);
     take(arena, m->share.pieces, m->share.piece_count), take(arena, m->norms, m->share.piece_count);
     take(arena, m->state.pieces, m->state.piece_count);
     take(arena, m->norm_scratch, global_norm_scratch(m->share.piece_count, m->table.largest));
     take(arena, m->totals, count_tensors(&m->config) + TOTALS_EXTRA);
+    take(arena, m->sample_logits, m->grid.t * m->grid.p > 1 ? m->config.Vp : 0);
     return arena;
 }
 
