@@ -57,6 +57,7 @@ struct Acts {
 };
 
 struct GPT : Trainer {
+    // Context parallelism.
     Context flags;              // the command line's, and this rank's part of each sequence
     Context cut;                // of the tokens at hand: a sample of text is not cut
     ncclComm_t sequence;        // the c ranks that share each; NULL: not connected yet
@@ -262,7 +263,8 @@ static void all_to_all(GPT *m, size_t count) {
 }
 
 // Ulysses: local (N, parts, A), this rank's tokens, becomes whole (B, cT, parts, A/c), its
-// heads of all tokens.
+// heads of all tokens. The two kernels put in one piece what goes to a rank, and in order
+// what has come from all.
 static void gather_tokens(GPT *m, floatX *whole, const floatX *local, size_t B, size_t T,
                           size_t parts) {
     size_t c = m->cut.c;
@@ -297,6 +299,7 @@ static void ring_pass(GPT *m, size_t step, bool keys, bool gradients) {
     CUDA_CHECK(cudaEventRecord(m->computed, m->stream));
     CUDA_CHECK(cudaStreamWaitEvent(s, m->computed, 0));
 
+    // Keys are floatX, as forward made them. Gradients are fp32, as many ranks add to them.
     // All four are one group: no rank waits in its send for a neighbour that sends, too.
     Span span(m, s, "ring");
     NCCL_CHECK(ncclGroupStart());
@@ -309,6 +312,7 @@ static void ring_pass(GPT *m, size_t step, bool keys, bool gradients) {
         NCCL_CHECK(ncclRecv(dkv[now], count, ncclFloat, previous, m->sequence, s));
     }
     NCCL_CHECK(ncclGroupEnd());
+
     CUDA_CHECK(cudaEventRecord(m->arrived, s));
 }
 
@@ -361,15 +365,16 @@ static void ring_backward(GPT *m, LayerActs *a, size_t B, size_t T, Dropout d) {
                         2 * A, s);
 }
 
-// a->qkv (N, 3A), of this rank's tokens -> a->atty (N, A). kept: for backward, which has
-// that, and needs a->qkv again.
+// a->qkv (N, 3A), of this rank's tokens -> a->atty (N, A). Backward may have kept that
+// (kept), and needs a->qkv again: under Ulysses that of its heads.
 static void context_forward(GPT *m, LayerActs *a, size_t B, size_t T, Dropout d, bool kept) {
     size_t c = m->cut.c;
     size_t A = m->A, NHl = m->NHl;
     cudaStream_t s = m->stream;
     bool ulysses = context_is_ulysses(m->cut);
 
-    // Ulysses: the input travels, attention is that of one rank, and the output travels back.
+    // Ulysses: the input travels, attention is that of one rank with fewer heads, and the
+    // output travels back.
     if (ulysses)
         gather_tokens(m, a->qkv, a->qkv, B, T, 3);
     if (kept) return;
@@ -422,6 +427,7 @@ static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const flo
     // the values whose keys are like it
     layernorm_forward(a->ln1, x, w[LN1W], w[LN1B], Nl, C, s);
     matmul_forward(mm, a->qkv, a->ln1.out, w[QKVW], w[QKVB], N, C, 3 * A);
+    // Dropout numbers the heads of the whole model, whichever are at hand.
     bool kept = !out && m->opt.recompute == RECOMPUTE_BUT_ATTENTION;
     Dropout scores = context_dropout(drop(m, DROPOUT_SCORES, l), m->cut, m->NHl);
     context_forward(m, a, B, T, scores, kept);
@@ -506,8 +512,8 @@ static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, i
 
     // This is the only place where a token's position counts.
     use_bucket(m, 0);
-    Tokens held = context_tokens(m->cut);
-    encoder_forward(x, inputs, w[WTE], w[WPE], B, T, C, m->V0, m->Vl, s, held);
+    Tokens positions = context_tokens(m->cut);
+    encoder_forward(x, inputs, w[WTE], w[WPE], B, T, C, m->V0, m->Vl, s, positions);
     dropout_forward(x, drop(m, DROPOUT_EMBEDDING, 0), Nl, C, s);
 
     for (size_t l = 0; l < L; l++) {
@@ -622,7 +628,8 @@ static void train_step(GPT *m) {
 // has the logits of the next one, and tokens behind it (padding) do no harm.
 static void sample_token(GPT *m) {
     size_t C = m->config.C, last = m->sample.T - 1;
-    m->cut = Context();  // Each rank samples alone.
+    // Each rank samples alone: all have the same weights, and the same coin.
+    m->cut = Context();
     forward(m, &m->acts, m->inputs, 1, m->sample.padded, NO_MICRO);
     m->cut = m->flags;
 
@@ -654,6 +661,7 @@ static void connect(GPT *m) {
 // tokens.
 static bool check_context(Trainer *trainer, Error *err) {
     GPT *m = static_cast<GPT *>(trainer);
+    // Neighbours among the data ranks share a sequence.
     m->flags.T = m->opt.seq;
     m->flags.rank = m->grid.d_rank % m->flags.c;
     m->cut = m->flags;

@@ -102,7 +102,8 @@ struct Holders {
     size_t mine;   // and where this rank's part begins
 };
 
-// All d ranks hold a bucket alike, or every e-th if it is of experts.
+// All d ranks hold a bucket alike. One of experts is held by every e-th of them: by one rank
+// of each group that shares the experts out.
 static Holders holders(const GPT *m, size_t b) {
     bool experts = bucket_of_experts(&m->table, b) && m->experts.e > 1;
     size_t e = experts ? m->experts.e : 1, count = m->grid.d / e;
@@ -212,7 +213,8 @@ static void layout(GPT *m) {
 // backward pass. Each ends with its part, and without ZeRO all of them with all parts.
 static void reduce_bucket(GPT *m, size_t bucket) {
     Holders h = holders(m, bucket);
-    float *grads = m->state.grads + m->table.buckets[bucket], *mine = grads + h.mine;
+    float *grads = m->state.grads + m->table.buckets[bucket];
+    float *mine = grads + h.mine;
     if (h.count == 1 || h.part == 0) return;
 
     cudaStream_t s = m->data_stream;
@@ -233,7 +235,8 @@ static void gather_weights(GPT *m) {
     for (size_t b = 0; b < bucket_count(m); b++) {
         Holders h = holders(m, b);
         if (h.part == 0) continue;
-        floatX *params = m->state.params + m->table.buckets[b], *mine = params + h.mine;
+        floatX *params = m->state.params + m->table.buckets[b];
+        floatX *mine = params + h.mine;
         Span span(m, s, "all-gather");
         NCCL_CHECK(ncclAllGather(mine, params, h.part, NCCL_FLOATX, h.comm, s));
         CUDA_CHECK(cudaEventRecord(m->gathered_bucket[b], s));
@@ -328,7 +331,8 @@ static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const flo
                        Re, F, C);
     }
 
-    // The results go back, each to be weighted by the router's probability.
+    // The results go back, each to be weighted by the router's probability. So the router has
+    // a gradient, too, though its choice has none.
     exchange(m, a->expert_out, m->rows, B, true);
     if (!out) return;  // Backward computes a layer again up to here: it reads no more.
 
@@ -373,15 +377,16 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
         const floatX *dy = m->arrived + in;
         floatX *dfch = m->dfch + hidden;
         matmul_backward_input(mm, dfch, dy, w[FCPROJW] + weight, Re, F, C);
-        matmul_backward_weight(mm, dw[FCPROJW] + weight, a->fch_gelu + hidden, dy, Re, F, C,
-                               add);
+        const floatX *fch_gelu = a->fch_gelu + hidden;
+        matmul_backward_weight(mm, dw[FCPROJW] + weight, fch_gelu, dy, Re, F, C, add);
         bias_backward(dw[FCPROJB] + i * C, dy, scratch, Re, C, add, s);
         gelu_backward(dfch, dw[FCB] + i * F, scratch, dfch, a->fch + hidden, Re, F, add, s);
         matmul_backward_input(mm, m->rows + in, dfch, w[FCW] + weight, Re, C, F);
         matmul_backward_weight(mm, dw[FCW] + weight, a->expert_in + in, dfch, Re, C, F, add);
     }
 
-    // Gradients of their inputs come back, and the router's joins them.
+    // Gradients of their inputs come back, and the router's joins them: of its losses for
+    // balance and for small logits, too.
     exchange(m, m->arrived, m->rows, B, true);
     moe_backward_weight(dw[ROUTERW], scratch, m->dlogits, a->ln2.out, N, C, m->moe.E, add, s);
     moe_backward_input(m->dnorm, m->arrived, m->dlogits, w[ROUTERW], a->routing, m->moe, N, C,
@@ -424,6 +429,7 @@ static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, i
     dropout_forward(x, drop(m, DROPOUT_EMBEDDING, 0), Nl, C, s);
 
     for (size_t l = 0; l < L; l++) {
+        // A layer's buckets: all but its experts, and these.
         use_bucket(m, 1 + 2 * l);
         use_bucket(m, 2 + 2 * l);
         layer_forward(m, l, &acts->layers[l], acts->residual[l + 1], acts->residual[l],
