@@ -20,7 +20,7 @@ typedef struct {
 } Candidate;
 
 static inline void candidate_recompute(Candidate *x, int recompute) {
-    static const LayerRecompute of[] = {LAYER_KEEPS, LAYER_GELU, LAYER_REST, LAYER_WHOLE};
+    static const LayerRecompute of[] = {LAYER_KEEPS, LAYER_GELU, LAYER_WHOLE};
     x->recompute = recompute, x->run.recompute = of[recompute];
 }
 
@@ -52,8 +52,8 @@ static inline Options candidate_options(const Candidate *x, size_t vocabulary) {
 
 // Makes the model of a size in LLAMA_SIZES, for t tensor ranks. False if train_llama refuses it.
 static inline bool candidate_llama(Llama *m, int size, const GPTConfig *config, size_t t, Error *err) {
-    LlamaOptions own = {size, 0, 0};
-    return llama_resolve(m, &own, config, false, t, err);
+    LlamaOptions flags = {size, 0, 0};
+    return llama_resolve(m, &flags, config, false, t, err);
 }
 
 // True if the trainer refuses this layout, with its sentence in *err.
@@ -132,7 +132,7 @@ static inline StageMemory candidate_sharded(const Candidate *x, size_t vocabular
     fsdp::GPT model, *m = &model;
     memset(m, 0, sizeof *m);
     m->opt = candidate_options(x, vocabulary);
-    m->own.shard = r->shard == 2 ? fsdp::SHARD_2 : fsdp::SHARD_3;
+    m->flags.shard = r->shard == 2 ? fsdp::SHARD_2 : fsdp::SHARD_3;
     m->config = m->opt.config, m->grid = m->opt.grid;
     Error err;
     if (!grid_make(&m->grid, r->ranks, 0, m->opt.order, &err)) abort();  // candidate_refused asked
