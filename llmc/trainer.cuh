@@ -113,7 +113,7 @@ struct Trainer {
     Error data_error;
     Validation validation;
     Sample sample;
-    floatX *sample_logits;         // (Vp) the next token's, gathered; only where ranks share a layer, or there are stages
+    floatX *sample_logits;         // (Vp) the next token's, gathered; none on ranks with whole layers and one stage
     void (*check_replicas)(Trainer *m);  // of --debug-replicas, or NULL
     bool stopped;                  // a rank got a signal, and all know it: the run ends between two steps
     Log log;

@@ -867,7 +867,8 @@ int main(int argc, char **argv) {
     make_angles(m);
     trainer_start(m);
 
-    // Between two steps come validation, a checkpoint and a sample of text, if they are due.
+    // Between two steps come validation, a checkpoint and a sample of text, if they are due:
+    // each of the functions that are asked knows when.
     for (;;) {
         while (validation_goes_on(m))
             run_batch(m, false);

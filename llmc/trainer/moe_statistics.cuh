@@ -27,19 +27,22 @@ static inline void statistics_begin(Trainer *m, const MoeStatistics *x) {
 }
 
 // Counts what the router of layer l did with a micro-batch.
-static inline void statistics_add(Trainer *m, const MoeStatistics *x, size_t l, const Routing &r, const Moe &moe,
-                                  size_t B, size_t T) {
-    moe_statistics(x->sums + l * moe_statistics_count(moe), r, moe, B, T, m->stream);
+static inline void statistics_add(Trainer *m, const MoeStatistics *x, size_t l, const Routing &r,
+                                  const Moe &moe, size_t B, size_t T) {
+    double *sums = x->sums + l * moe_statistics_count(moe);
+    moe_statistics(sums, r, moe, B, T, m->stream);
 }
 
 // A step has ended: sums over all ranks and logs. Synchronises.
 static inline void statistics_end(Trainer *m, const MoeStatistics *x, const Moe &moe) {
     if (!m->opt.log) return;
-    double tokens = (double)m->batch * (double)m->T;
-    NCCL_CHECK(ncclAllReduce(x->sums, x->sums, x->count, ncclDouble, ncclSum, m->job.world, m->stream));
+    double *sums = x->sums, tokens = (double)m->batch * (double)m->T;
+    size_t bytes = x->count * sizeof(double);
+    NCCL_CHECK(ncclAllReduce(sums, sums, x->count, ncclDouble, ncclSum, m->job.world, m->stream));
     trainer_synchronize(m, m->stream);
-    CUDA_CHECK(cudaMemcpy(x->host, x->sums, x->count * sizeof(double), cudaMemcpyDeviceToHost));
-    if (m->log.json && !m->opt.simulate) moe_log(&m->log, m->progress.step, x->host, m->config.L, moe.E, tokens);
+    CUDA_CHECK(cudaMemcpy(x->host, sums, bytes, cudaMemcpyDeviceToHost));
+    if (m->log.json && !m->opt.simulate)
+        moe_log(&m->log, m->progress.step, x->host, m->config.L, moe.E, tokens);
 }
 
 #endif
