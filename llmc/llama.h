@@ -378,18 +378,18 @@ static const Field LLAMA_ROWS[] = {
 };
 
 // Fills in the sizes that a name stands for and that no flag gives.
-static inline bool llama_sizes(Options *o, const void *own, Error *err) {
-    const LlamaSize *s = &LLAMA_SIZES[((const LlamaOptions *)own)->model];
+static inline bool llama_sizes(Options *o, const void *flags, Error *err) {
+    const LlamaSize *s = &LLAMA_SIZES[((const LlamaOptions *)flags)->model];
     const GPTConfig named = {s->L, s->C, s->NH, s->V, 0, s->maxT, NULL};
     return options_take_model(o, &named, false, err);
 }
 
 // Fills in *m: as the flags have it, or from_file, as it was read; the flags must then agree. Checks the sizes, for t
 // tensor ranks.
-static inline bool llama_resolve(Llama *m, const LlamaOptions *own, const GPTConfig *g, bool from_file, size_t t,
+static inline bool llama_resolve(Llama *m, const LlamaOptions *flags, const GPTConfig *g, bool from_file, size_t t,
                                  Error *err) {
-    const LlamaSize *s = &LLAMA_SIZES[own->model];
-    size_t KV = own->KV ? own->KV : s->KV, F = own->F ? own->F : s->F;
+    const LlamaSize *s = &LLAMA_SIZES[flags->model];
+    size_t KV = flags->KV ? flags->KV : s->KV, F = flags->F ? flags->F : s->F;
     if (from_file && ((KV && KV != m->KV) || (F && F != m->F)))
         return error_set(err, "the checkpoint has %zu key/value heads and %zu hidden units: leave out the flags that "
                          "contradict it", m->KV, m->F);

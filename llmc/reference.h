@@ -1,6 +1,7 @@
 // reference.h: GPT-2 in plain C loops and fp64: model, loss, gradients and AdamW. All tests compare with it.
 //
-// Read reference_layers.h first, then this from top to bottom: the functions of a layer in order, then the layers.
+// Read reference_layers.h first, which has the functions of a layer, each forward beside its backward. Here they are
+// put together: a layer, all layers and the loss, then AdamW.
 #ifndef LLMC_REFERENCE_H
 #define LLMC_REFERENCE_H
 
@@ -82,7 +83,8 @@ static inline ReferencePass reference_pass_create(const GPTConfig *g, size_t B, 
 
 static inline void reference_pass_free(ReferencePass *a) { free(a->memory), free(a->layers); }
 
-// Offsets of the tensors of a layer, and of tensors of no layer, in params, grads, m or v: at[LN1W] and so on.
+// Sets at[LN1W] and so on: pointers to the tensors of a layer, and to those of no layer, in a buffer (params, grads, m
+// or v).
 static inline void reference_find(const Reference *ref, double *buffer, size_t l, double *at[NUM_KINDS]) {
     for (int k = 0; k < NUM_KINDS; k++) at[k] = buffer + table_find(&ref->table, k, l)->offset;
 }

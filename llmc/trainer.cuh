@@ -5,7 +5,7 @@
 //   trainer_open       reads options, a checkpoint's configuration and data; refuses bad input with exit code 2
 //   trainer_shard      takes this rank's part of the model
 //   trainer_allocate   counts the trainer's layout, refuses what does not fit, ends a --dry-run, allocates
-//   trainer_warm_up    uses every communicator once, where there are several ranks (ranks.cuh)
+//   trainer_warm_up    uses communicators and kernels once, where there are several ranks (ranks.cuh)
 //   trainer_start      reads weights from a checkpoint or makes random ones; the log begins
 //   the training loop: validation_goes_on, save_due, sample_goes_on, then a step:
 //     trainer_begin_step   loads the batch; trainer_norm, trainer_adamw, trainer_end_step
@@ -77,14 +77,14 @@ struct Trainer {
     Tokens tokens;                 // which T of a sequence's tokens: all, but in a lesson that cuts sequences
     size_t readers, reader;        // groups of ranks that read different samples, and this rank's
     size_t batch;                  // sequences of the batch under way, on all data ranks: less than a step's on a ramp
-    size_t A, NH, F, Vl, V0;       // this rank's channels of heads, heads, hidden units, vocabulary and its first token
+    size_t A, NHl, F, Vl, V0;      // this rank's channels of heads, heads, hidden units, vocabulary and its first token
     size_t sp;                     // ranks that share the rows of the residual stream: 1, or t (sequence parallelism)
     float dloss;                   // gradient of the batch's loss by a token's: 1 / (tokens of the batch)
     ParamTable table;              // the tensors that this rank holds
     floatX *(*w)[MAX_KINDS];       // [layers held] weights: w[l][QKVW] of layer l; w[0][WTE] and so on outside them
     float *(*dw)[MAX_KINDS];       // [layers held] their gradients
     State state;                   // weights, gradients, and the part of the optimizer that this rank owns
-    State part;                    // what this rank owns of each gradient bucket once the data ranks have reduced it
+    State share;                    // what this rank owns of each gradient bucket once the data ranks have reduced it
     int *inputs, *targets;         // (micros, B * T) the batch, on the device
     Dropout dropout;               // of the micro-batch under way; off (threshold 0) but in training steps
     float *losses;                 // (micros, 2, N) of each target its loss, and how far its logit is from the largest
@@ -97,11 +97,11 @@ struct Trainer {
     Timeline timeline;
     Arena weights, gradients, optimizer, activations;  // the device's allocations
 
-    double *norms, *norm_scratch;  // [part.piece_count] squared norm of each piece of a gradient
+    double *norms, *norm_scratch;  // [share.piece_count] squared norm of each piece of a gradient
     unsigned adamw_blocks;         // of all of the state's pieces
     double *totals, *host_totals;  // [tensors of the whole model + TOTALS_EXTRA] the same over all ranks, and more
     int *host_inputs, *host_targets;  // (micros, B * T) pinned
-    double *host_sums, *host_norms;   // [micros], [part.piece_count] pinned
+    double *host_sums, *host_norms;   // [micros], [share.piece_count] pinned
     DataLoader train_data, val_data;
     EvalFile eval;                 // of --eval
     Tokenizer tokenizer;
@@ -114,6 +114,7 @@ struct Trainer {
     Error data_error;
     Validation validation;
     Sample sample;
+    floatX *sample_logits;         // (Vp) the next token's, gathered; none on ranks with whole layers and one stage
     void (*check_replicas)(Trainer *m);  // of --debug-replicas, or NULL
     bool stopped;                  // a rank got a signal, and all know it: the run ends between two steps
     Log log;
@@ -127,7 +128,7 @@ struct Lesson {
     FieldTable options;
     bool (*check)(Trainer *m, Error *err);
     const ModelSpec *spec;
-    bool (*sizes)(Options *o, const void *own, Error *err);  // own: options.object
+    bool (*sizes)(Options *o, const void *flags, Error *err);  // flags: options.object
     bool (*tokenizer)(Tokenizer *tk, const Options *o, Error *err) = NULL;
     RankOptions groups = {};
 };
@@ -181,6 +182,9 @@ static inline void dropout_at(Trainer *m, size_t micro) {
 static inline Dropout drop(const Trainer *m, RandomPurpose place, size_t l) {
     return dropout_for(m->dropout, place, m->table.shard.layers[l]);
 }
+
+// Returns the place of a micro-batch's losses: (2, N), see Trainer.losses.
+static inline float *trainer_losses(const Trainer *m, size_t micro) { return m->losses + micro * 2 * m->B * m->T; }
 
 // The seam of --virtual-time and --simulate. The stand-ins carry them out; a GPU build refuses both flags, and its
 // clock is real.

@@ -143,7 +143,7 @@ template <class Model> static StageCalls count_step(Model *m) {
     layout(m);
     job_connect(&m->job);
     connect(m);
-    host_array(m->host_sums, m->micros), host_array(m->host_norms, m->part.piece_count);
+    host_array(m->host_sums, m->micros), host_array(m->host_norms, m->share.piece_count);
     host_array(m->host_totals, count_tensors(&m->config) + TOTALS_EXTRA);
     job_reset_traffic(&m->job);
     m->opt.simulate = "this page";  // so that the step reads no data
@@ -176,9 +176,9 @@ template <class Model> static void open_trainer(Model *m) {
     trainer_open(m, command.count, command.words, ALL_SECTIONS);
 }
 static void open_trainer(llama::GPT *m) {
-    FieldTable rows = {LLAMA_ROWS, sizeof LLAMA_ROWS / sizeof LLAMA_ROWS[0], &m->own};
+    FieldTable rows = {LLAMA_ROWS, sizeof LLAMA_ROWS / sizeof LLAMA_ROWS[0], &m->flags};
     llama_make(&m->llama);
-    Lesson lesson = {rows, llama::check, &m->llama.spec, llama_sizes, tokenizer_open_kind};
+    Lesson lesson = {rows, llama::check_llama, &m->llama.spec, llama_sizes, tokenizer_open_kind};
     trainer_open(m, command.count, command.words, ALL_SECTIONS, lesson);
 }
 

@@ -111,7 +111,7 @@ function changesOf(v) {
     else changes.push(["no ZeRO", {zero: "0"}]);
     if (Number(v.tensor) > 1) changes.push(v.sp === "1" ? ["no sequence parallelism", {sp: "0"}]
                                                         : ["sequence parallelism", {sp: "1"}]);
-    for (const kind of ["none", "gelu", "rest", "layer"])
+    for (const kind of ["none", "gelu", "layer"])
         if (kind !== v.recompute) changes.push(["recompute " + kind, {recompute: kind}]);
     const twice = name => String(2 * Number(v[name])), half = name => String(Number(v[name]) / 2);
     for (const [name, text] of [["tensor", "t"], ["pipeline", "p"]]) {

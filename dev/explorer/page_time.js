@@ -1,7 +1,7 @@
 // ---- time -----------------------------------------------------------------------------------------------------------
 
 // The planner's names of what the fields choose.
-const RECOMPUTES = ["none", "gelu", "rest", "layer"], ORDERS = ["tdp", "tpd", "dtp", "dpt", "ptd", "pdt"];
+const RECOMPUTES = ["none", "gelu", "layer"], ORDERS = ["tdp", "tpd", "dtp", "dpt", "ptd", "pdt"];
 const SHARED_FLAGS = {layers: "layers", heads: "heads", channels: "channels", seq: "seq", vocab: "vocab",
                       global: "batch"};
 const LAYOUT_FLAGS = {tensor: "tensor", pipeline: "pipeline", data: "data", virtual: "virtual", micro: "micro-batch",

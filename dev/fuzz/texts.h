@@ -142,7 +142,7 @@ static void fuzz_simulate(const uint8_t *data, size_t size) {
     r.T = 64 * (1 + (size_t)data[8]), r.micro_batch = 1 + data[9] % 8;
     r.global_batch = r.micro_batch * r.d * (1 + data[10] % 64);
     r.schedule = (Schedule)(data[11] % SCHEDULE_COUNT);
-    r.recompute = (LayerRecompute)(data[12] % (LAYER_REST + 1)), r.max_in_flight = 1 + data[13] % 24;
+    r.recompute = (LayerRecompute)(data[12] % (LAYER_WHOLE + 1)), r.max_in_flight = 1 + data[13] % 24;
     r.sequence_parallel = data[14] & 1, r.scatter_gather = data[14] & 2, r.short_ends = data[14] & 4;
     r.zero = data[14] & 8, r.shard = data[14] & 16 ? 2 + data[14] / 32 % 2 : 0;
     strcpy(r.order, data[15] % 2 ? "tpd" : "tdp");

@@ -1,30 +1,39 @@
-// train_llama.cu: train_gpt_3d.cu with the blocks of Llama (Touvron et al. 2023), Qwen2 and Nemotron-4.
+// train_llama.cu: train_gpt_3d.cu with the blocks of Llama, Qwen2 and Nemotron-4.
 // parent: train_gpt_3d.cu
 //
-// RMSNorm instead of layernorm (Nemotron: a layernorm whose gain is 1 + w). No position embedding: RoPE turns q and k.
-// Grouped-query attention: KV key/value heads for NH query heads. The MLP is down(silu(gate x) * up x) (Nemotron:
-// down(relu(up x)^2)). No biases (Qwen2: of q, k and v), no dropout. The head is a matrix of its own or the embedding.
+// RMSNorm instead of layernorm (Nemotron: a layernorm whose gain is 1 + w). No position
+// embedding: RoPE turns q and k. Grouped-query attention: KV key/value heads for NH query
+// heads. The MLP is down(silu(gate x) * up x) (Nemotron: down(relu(up x)^2)). No biases
+// (Qwen2: of q, k and v), no dropout. The head is a matrix of its own or the embedding
+// (Touvron et al. 2023).
 //
-// The d replicas share the global batch. A bucket of gradients (wte, each layer, the final norm) is summed over them
-// by a reduce-scatter. ZeRO-1: each data rank then owns 1/d of every bucket, whatever tensors that cuts, updates it,
-// and the weights are gathered again while the next forward runs.
+// The d replicas share the global batch. A bucket of gradients (wte, each layer,
+// ln_f) is summed over them by a reduce-scatter. ZeRO-1: each data rank then owns 1/d of
+// every bucket, whatever tensors that cuts, updates it, and the weights are gathered again
+// while the next forward runs.
 //
-// The layers are dealt to p stages in v chunks each: global chunk c*p + s is chunk c of stage s. A stage runs the list
-// of steps that llmc/pipeline.h gives it; activations go up and gradients down over links.
+// The layers are dealt to p stages in v chunks each: global chunk c*p + s is chunk c of
+// stage s. A stage runs the list of steps that llmc/pipeline.h gives it; activations go up
+// and gradients down over links.
 //
-// Each layer is shared by t ranks. Weights are [out, in]. q, k, v, gate and up are split by rows, each by itself: a
-// rank has K = KV*HS/t channels of k and v, and F gates beside the F channels that they multiply. o and down are split
-// by columns, embedding and head by rows of the vocabulary.
-// Operators f and g stand where the paper draws them. Under sequence parallelism layernorms and residuals are cut by
-// rows: Nl = N/t.
+// Each layer is shared by t ranks. Weights are [out, in]: q, k, v, gate and up are split by
+// rows, each by itself; o and down by columns; embedding and head by rows of the vocabulary.
+// Operators f and g stand where the paper draws them. Under sequence parallelism layernorms
+// and residuals are cut by rows.
 //
-// Letters: B micro-batch (sequences), T sequence length, N = B*T tokens, C channels, L layers, NH heads, V vocabulary,
-// Vp the same padded to 128. A rank has Nl rows of the residual stream, A channels of heads, F hidden units, Vl of Vp.
-// A shape stands behind every pointer. w[QKVW] is a weight of a layer, dw[QKVW] its gradient; k's and v's follow q's
-// without a gap, up's follows gate's (llmc/llama.h). G is 2 with a gate and 1 without; S = A + 2K; Vl = Vp/t.
+// Letters: B micro-batch (sequences), T sequence length, N = B*T tokens, C channels,
+// L layers, NH heads, V vocabulary, Vp the same padded to 128. A shape stands behind every
+// pointer. w[QKVW] is a weight of a layer, dw[QKVW] its gradient; k's and v's follow q's
+// without a gap, up's follows gate's (llmc/llama.h).
+//
+// A rank of t has A = C/t channels in NHl = NH/t query heads, KVl = KV/t key/value heads,
+// S = A + 2 KVl HS channels of q, k and v together, F hidden units with G = 2 matrices that
+// make them (1 without a gate), and Vl = Vp/t tokens of the vocabulary, from V0 on. Of the
+// residual stream it has all Nl = N rows, or Nl = N/t where sp = t ranks share them: under
+// sequence parallelism.
 
-// Trainer: everything but the mathematics: options, memory, data, optimizer, checkpoints, log, timeline
-#include "llmc/trainer/ranks.cuh"  // with trainer.cuh
+// Trainer: everything but the mathematics: options, memory, data, optimizer, checkpoints
+#include "llmc/trainer/stages.cuh"
 #include "llmc/kernels/attention.cuh"
 #include "llmc/kernels/classifier.cuh"
 #include "llmc/kernels/encoder.cuh"
@@ -33,626 +42,843 @@
 #include "llmc/kernels/swiglu.cuh"
 #include "llmc/host/tokenizer_kinds.h"
 #include "llmc/llama.h"
-#include "llmc/pipeline_lists.h"
 
-// ---------------------------------------------------------------------------------------------------------------------
+// ----------------------------------------------------------------------------------------
 // The model and its memory
 
-// Activations of one layer: its forward pass keeps them for its backward pass.
+// What the forward pass of a layer keeps for its backward pass.
 struct LayerActs {
-    Layernorm ln1;                 // (Nl, C), with mean and rstd (Nl)
-    floatX *qkv;                   // (N, S), q and k turned by RoPE
-    float *lse;                    // (B, NH, T) of attention: log-sum-exp of the scores
-    floatX *atty;                  // (N, A)
-    floatX *residual2;             // (Nl, C) residual stream between the two halves
-    Layernorm ln2;                 // (Nl, C)
-    floatX *fch, *fch_act;         // (N, G F) gate|up, or up alone; (N, F) of the activation
+    Layernorm ln1;      // (Nl, C)      with mean and rstd of each row
+    floatX *qkv;        // (N, S)       queries, keys and values; q and k turned by RoPE
+    float *lse;         // (B, NHl, T)  log-sum-exp of each query's scores
+    floatX *atty;       // (N, A)       output of attention
+    floatX *residual2;  // (Nl, C)      residual stream between attention and MLP
+    Layernorm ln2;      // (Nl, C)
+    floatX *fch;        // (N, G F)     gate|up, or up alone
+    floatX *fch_act;    // (N, F)       behind the activation
 };
 
-// Activations of one micro-batch, kept from its forward to its backward pass.
+// What a micro-batch keeps from its forward to its backward pass.
 struct Acts {
-    LayerActs *layers;             // [L]
-    floatX **residual;             // [L + 1] of (Nl, C): input of layer l; the last is the input of ln_f
-    Layernorm lnf;                 // (Nl, C)
+    LayerActs *layers;  // [L]
+    floatX **residual;  // [L + 1] of (Nl, C): the input of each layer, and that of ln_f
+    Layernorm lnf;      // (Nl, C)
 };
 
-// One end of a link: a link carries activations up or gradients down between two stages. See llmc/pipeline.h.
+// One end of a link. A link carries activations up or gradients down between two stages,
+// on a stream of its own at both ends, so that a message that has to wait holds up no other
+// one and no compute. Two buffers let a message travel while compute is at the next.
 struct LinkEnd {
-    ncclComm_t comm;               // of two ranks, 0 sends to 1; NULL: no such link
+    ncclComm_t comm;        // of two ranks, 0 sends to 1; NULL: no link, or not connected yet
     cudaStream_t stream;
-    floatX *buffer[PIPELINE_BUFFERS];      // (N * C / t): with tensor ranks each carries its part of the message
-    cudaEvent_t moved[PIPELINE_BUFFERS];   // the message in the buffer has arrived, or has been sent
-    cudaEvent_t ready[PIPELINE_BUFFERS];   // the compute stream has emptied the buffer, or has filled it
-    size_t count;                  // messages so far; number k uses buffer k % PIPELINE_BUFFERS
+    floatX *buffer[PIPELINE_BUFFERS];       // (N * C / t)  a tensor rank's part of a message
+    cudaEvent_t filled[PIPELINE_BUFFERS];   // the buffer holds a message
+    cudaEvent_t emptied[PIPELINE_BUFFERS];  // and can take the next one
+    size_t count;           // messages so far; number k is in buffer k % PIPELINE_BUFFERS
 };
 
 struct GPT : Trainer {
-    ncclComm_t tensor;             // the t ranks that share each layer
-    ncclComm_t embedding;          // first and last stage, which both hold wte; NULL between them and with one stage
-    LinkEnd receive[2], send[2];   // of activations and of gradients: indexed by StepKind
-    PipelinePlan plan;             // this stage's chunks of layers, and its steps with their slots
+    Llama llama;                  // what GPTConfig lacks
+    LlamaOptions flags;
+    size_t HS;                    // channels of a head
+    size_t KVl, S, G;             // see Letters
+    int head;                     // the tensor that is the head: WTE or HEADW
+    float *angles;                // (T, HS/2, 2) at most: RoPE's cosines and sines
+
+    ncclComm_t tensor;            // the t ranks that share each layer
+    cudaStream_t tensor_stream;   // for those of their collectives that overlap compute
+    cudaEvent_t computed;         // what such a collective reads has been written
+    cudaEvent_t reduced_ready;    // dreduced has
+    cudaEvent_t gathered_ready;   // gathered has
+
+    ncclComm_t embedding;   // first and last stage, which both hold wte; else NULL
+    LinkEnd receive[2];     // of activations and of gradients, by StepKind
+    LinkEnd send[2];
+    PipelinePlan plan;      // this stage's chunks of layers, and its steps with their slots
+
     ncclComm_t data;               // the d ranks that hold the same part of the model
     cudaStream_t data_stream;
-    cudaEvent_t bucket_done, reduced_all;  // gradients of a bucket are complete; all buckets are reduced
+    cudaEvent_t bucket_done;       // what is reduced or gathered next has been written
+    cudaEvent_t reduced_all;       // all buckets are reduced
     cudaEvent_t *gathered_bucket;  // [buckets] its weights are up to date on every data rank
 
-    Llama llama;                   // what GPTConfig lacks
-    LlamaOptions own;
-    size_t KV, S, G, HS;           // this rank's key/value heads, channels of q|k|v; 2 with a gate; channels of a head
-    int head;                      // the tensor that is the head: WTE or HEADW
-    float *angles;                 // (T, HS/2, 2) at most: RoPE's cosines and sines
+    Acts *slots;        // [plan.slots] micro-batches in flight: the schedule says how many
 
-    cudaStream_t comm;             // of the collectives that overlap compute
-    cudaEvent_t computed, reduced_ready, gathered_ready;
+    // The loss has the largest buffer, so its gradient takes the place of the logits.
+    floatX *logits;     // (N, Vl)      become their own gradient
+    float *row_max;     // (N)          the largest logit of a token
+    float *row_max_local;  // (N)       and the largest of this rank
+    float *row_sums;    // (2, N)       sum of the exponentials; logit of the target
 
-    Acts *slots;                   // [plan.slots] micro-batches in flight: the schedule says how many
-    floatX *logits;                // (N, Vl), then their gradient
-    float *row_max, *row_sums;     // (N) and (2, N): maximum, sum of exponentials and target logit of each token
-    float *row_max_local;          // (N) of this rank's part of the vocabulary
-    floatX *last_logits;           // (Vp) of one token, gathered to sample from
-    floatX *proj;                  // (N, C) output of a projection; in backward the masked gradient with dropout
-    floatX *reduced;               // (Nl, C) the same, summed over the tensor ranks: proj itself with Nl = N
-    floatX *dresidual;             // (Nl, C) gradient of the residual stream
-    floatX *dnorm;                 // (N, C) gradient of a layernorm's output, and (N, A) of atty
-    floatX *dreduced;              // (Nl, C) the same, summed over the tensor ranks: dnorm itself with Nl = N
-    floatX *gathered, *dgathered;  // (N, C) under sequence parallelism: outputs of f, and of g's backward
-    floatX *dqkv;                  // (N, S)
-    floatX *dfch, *dact;           // (N, G F), (N, F)
-    float *dattention;             // (B, NH, T) scratch
-    float *reduce_scratch;         // for the two-stage column sums
+    // One layer is at work at a time, so one set of these serves all.
+    floatX *proj;       // (N, C)       output of a projection
+    floatX *dresidual;  // (Nl, C)      gradient of the residual stream
+    floatX *dnorm;      // (N, C)       gradient of a layernorm's output; (N, A) of atty
+    floatX *reduced;    // (Nl, C)      proj, summed over the ranks: in its place if Nl = N
+    floatX *dreduced;   // (Nl, C)      and dnorm
+    floatX *gathered;   // (N, C)       rows of all ranks: what f hands over
+    floatX *dgathered;  // (N, C)       and what g hands over in backward
+    floatX *dqkv;       // (N, S)
+    floatX *dfch;       // (N, G F)
+    floatX *dact;       // (N, F)
+    float *dattention;  // (B, NHl, T)  scratch of attention's backward pass
+    float *scratch;     // partial sums over rows, for gradients of biases and layernorms
 };
 
-// Makes this data rank the owner of 1/d of every bucket: of the reduced gradients, and with ZeRO of the optimizer.
+// Sets this rank's sizes that GPT-2 does not have.
+static void set_sizes(GPT *m, size_t t) {
+    m->HS = m->A / m->NHl;
+    m->KVl = m->llama.KV / t;
+    m->S = m->A + 2 * m->KVl * m->HS;
+    m->G = m->llama.type == NEMOTRON ? 1 : 2;
+    m->head = m->llama.tied ? (int)WTE : (int)HEADW;
+}
+
+// Makes this data rank the owner of 1/d of every bucket.
 static void own_buckets(GPT *m, State *state) {
     for (size_t b = 0; b < bucket_count(m); b++) {
-        size_t lo = m->table.buckets[b], part = (m->table.buckets[b + 1] - lo) / m->grid.d;
+        size_t lo = m->table.buckets[b], hi = m->table.buckets[b + 1];
+        size_t part = (hi - lo) / m->grid.d;
         state_own(state, lo + m->grid.d_rank * part, part);
     }
 }
 
-// Sets this rank's sizes, which GPT-2 does not have.
-static void set_sizes(GPT *m, size_t t) {
-    m->HS = m->A / m->NH, m->KV = m->llama.KV / t, m->S = m->A + 2 * m->KV * m->HS;
-    m->G = m->llama.type == NEMOTRON ? 1 : 2, m->head = m->llama.tied ? (int)WTE : (int)HEADW;
-}
-
-// Takes this rank's part of every layer and of the vocabulary.
+// Takes this rank's part of every layer of its stage, and of the vocabulary. Of the reduced
+// gradients it owns 1/d, and with ZeRO that much of the optimizer, too.
 static void shard(GPT *m) {
-    Error err;
-    PipelineLists lists;
     size_t t = m->grid.t;
-    job_agree(&m->job, pipeline_lists(&lists, (Schedule)m->opt.schedule, m->opt.schedule_file, m->grid.p, m->micros,
-                                      m->opt.chunks, &err), &err);
-    m->plan = pipeline_plan(&lists, m->config.L, m->opt.layers_per_stage, m->grid.p_rank);
-    trainer_sizes(m, t), m->V0 = m->grid.t_rank * m->Vl;
-    if (m->opt.sequence_parallel) m->sp = t;
+    trainer_sizes(m, t);
     set_sizes(m, t);
-    Shard part = shard_whole(&m->config);
-    part.t = t, part.t_rank = m->grid.t_rank;
-    part.embedding = m->grid.p_rank == 0, part.head = m->grid.p_rank == m->grid.p - 1;
-    part.n_layers = m->plan.layer_count, part.layers = m->plan.layers;
-    part.bucket_align = TENSOR_ALIGN * m->grid.d;
-    trainer_shard(m, part);
-    own_buckets(m, &m->part);
-    if (m->opt.zero) own_buckets(m, &m->state);
+    m->V0 = m->grid.t_rank * m->Vl;
+    if (m->opt.sequence_parallel)
+        m->sp = t;
+
+    m->plan = trainer_plan(m);
+    Shard mine = shard_whole(&m->config);
+    mine.t = t;
+    mine.t_rank = m->grid.t_rank;
+    mine.embedding = m->grid.p_rank == 0;
+    mine.head = m->grid.p_rank == m->grid.p - 1;
+    mine.n_layers = m->plan.layer_count;
+    mine.layers = m->plan.layers;
+    mine.bucket_align = TENSOR_ALIGN * m->grid.d;
+    trainer_shard(m, mine);
+
+    own_buckets(m, &m->share);
+    if (m->opt.zero)
+        own_buckets(m, &m->state);
 }
 
-// Takes memory for the activations of one micro-batch. With recomputation the layers share those of the first one.
+// Takes memory for the activations of one micro-batch. What backward computes again lives
+// only while one layer is at work, so all layers of all slots share the first one's buffers.
 static void layout_acts(GPT *m, Arena *arena, Acts *acts) {
-    size_t N = m->B * m->T, Nl = N / m->sp, C = m->config.C, A = m->A, F = m->F, L = m->plan.most_layers;
-    host_array(acts->layers, L), host_array(acts->residual, L + 1);
-    for (size_t l = 0; l <= L; l++) take(arena, acts->residual[l], Nl * C);
+    size_t N = m->B * m->T, Nl = N / m->sp;
+    size_t C = m->config.C, A = m->A, F = m->F;
+    size_t L = m->plan.most_layers;
+    host_array(acts->layers, L);
+    host_array(acts->residual, L + 1);
+
+    // The input of each layer is always kept: the layer can be computed again from it.
+    for (size_t l = 0; l <= L; l++)
+        take(arena, acts->residual[l], Nl * C);
+
     for (size_t l = 0; l < L; l++) {
-        LayerActs *a = &acts->layers[l], *first = &m->slots[0].layers[0];
-        int again = a == first ? RECOMPUTE_NONE : m->opt.recompute;  // what backward computes again
-        *a = *first;
-        if (again < RECOMPUTE_LAYER) take(arena, a->lse, N * m->NH), take(arena, a->atty, N * A);
-        if (again < RECOMPUTE_GELU) take(arena, a->fch_act, N * F);
-        if (again >= RECOMPUTE_REST) continue;
-        take_layernorm(arena, &a->ln1, Nl, C), take_layernorm(arena, &a->ln2, Nl, C);
-        take(arena, a->qkv, N * m->S), take(arena, a->residual2, Nl * C), take(arena, a->fch, N * m->G * F);
+        LayerActs *a = &acts->layers[l];
+        LayerActs *first = &m->slots[0].layers[0];
+        if (m->opt.recompute == RECOMPUTE_LAYER && a != first) {
+            *a = *first;  // all but its input, which residual has
+            continue;
+        }
+
+        take_layernorm(arena, &a->ln1, Nl, C);
+        take(arena, a->qkv, N * m->S);
+        take(arena, a->lse, N * m->NHl);
+        take(arena, a->atty, N * A);
+        take(arena, a->residual2, Nl * C);
+        take_layernorm(arena, &a->ln2, Nl, C);
+        take(arena, a->fch, N * m->G * F);
+        if (m->opt.recompute == RECOMPUTE_GELU && a != first)
+            a->fch_act = first->fch_act;
+        else
+            take(arena, a->fch_act, N * F);
     }
-    if (m->table.shard.head) take_layernorm(arena, &acts->lnf, Nl, C);
+    if (m->table.shard.head)
+        take_layernorm(arena, &acts->lnf, Nl, C);
 }
 
-// Takes memory for every buffer: called once to count bytes, and once to set pointers.
+// Takes memory for every buffer: called once to count bytes, and once to set pointers, so
+// that what --dry-run prints is what training takes.
 static void layout(GPT *m) {
-    size_t N = m->B * m->T, Nl = N / m->sp, C = m->config.C, F = m->F, S = m->S;
+    size_t N = m->B * m->T, Nl = N / m->sp;
+    size_t C = m->config.C, F = m->F, S = m->S;
     Arena *arena = trainer_layout(m);
-    if (m->table.shard.head) take(arena, m->logits, N * m->Vl);
-    take(arena, m->row_max, N), take(arena, m->row_sums, 2 * N);
-    take(arena, m->proj, N * C), take(arena, m->dresidual, Nl * C), take(arena, m->dnorm, N * C);
-    m->reduced = m->proj, m->dreduced = m->dnorm;
-    take(arena, m->row_max_local, N), take(arena, m->last_logits, m->config.Vp);
+
+    // the loss
+    if (m->table.shard.head)
+        take(arena, m->logits, N * m->Vl);
+    take(arena, m->row_max, N);
+    take(arena, m->row_max_local, N);
+    take(arena, m->row_sums, 2 * N);
+
+    // one layer at a time
+    take(arena, m->proj, N * C);
+    take(arena, m->dresidual, Nl * C);
+    take(arena, m->dnorm, N * C);
+    take(arena, m->dqkv, N * S);
+    take(arena, m->dfch, N * m->G * F);
+    take(arena, m->dact, N * F);
+    take(arena, m->dattention, N * m->NHl);
+    take(arena, m->scratch, reduce_scratch_floats(N, C, S));
+    take(arena, m->angles, m->T * m->HS);
+
+    // The sum of all rows is where the partial one was; a rank's rows of it are elsewhere.
+    m->reduced = m->proj;
+    m->dreduced = m->dnorm;
     if (m->sp > 1) {
-        take(arena, m->reduced, Nl * C), take(arena, m->dreduced, Nl * C);
-        take(arena, m->gathered, N * C), take(arena, m->dgathered, N * C);
+        take(arena, m->reduced, Nl * C);
+        take(arena, m->dreduced, Nl * C);
+        take(arena, m->gathered, N * C);
+        take(arena, m->dgathered, N * C);
     }
-    take(arena, m->dqkv, N * S), take(arena, m->dfch, N * m->G * F), take(arena, m->dattention, N * m->NH);
-    take(arena, m->dact, N * F), take(arena, m->angles, m->T * m->HS);
-    take(arena, m->reduce_scratch, reduce_scratch_floats(N, C, S));
+
+    // links
     size_t message = m->grid.p > 1 ? N * C / m->grid.t : 0;
-    for (int b = 0; b < PIPELINE_BUFFERS; b++) {
-        for (LinkEnd *ends : {m->receive, m->send})
-            take(arena, ends[STEP_FORWARD].buffer[b], message), take(arena, ends[STEP_BACKWARD].buffer[b], message);
+    for (StepKind kind : {STEP_FORWARD, STEP_BACKWARD}) {
+        for (int b = 0; b < PIPELINE_BUFFERS; b++) {
+            take(arena, m->receive[kind].buffer[b], message);
+            take(arena, m->send[kind].buffer[b], message);
+        }
     }
+
+    // all layers of all micro-batches in flight
     host_array(m->slots, m->plan.slots);
-    for (size_t i = 0; i < m->plan.slots; i++) layout_acts(m, arena, &m->slots[i]);
+    for (size_t i = 0; i < m->plan.slots; i++)
+        layout_acts(m, arena, &m->slots[i]);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// ----------------------------------------------------------------------------------------
 // Operators f and g
+//
+// A product by columns needs all of its input and makes some columns of its output. One by
+// rows needs these columns only, and makes a summand of all of its output. So the two fit
+// together, and a pair of them has one operator before it and one behind it.
 
-// Lets the compute stream wait for an event, if it was ever recorded. The span shows exposed communication.
-static void wait_for(GPT *m, cudaEvent_t event, const char *name) {
-    Span span(m, m->stream, name);
-    CUDA_CHECK(cudaStreamWaitEvent(m->stream, event, 0));
-}
-
-// Sums partial (N, C) over the tensor ranks into out (Nl, C): all of it, or under sequence parallelism a rank's rows.
+// Sums partial (N, C) over the tensor ranks into out (Nl, C): all rows of it, or under
+// sequence parallelism each rank its own.
 static void tensor_sum(GPT *m, floatX *out, const floatX *partial, size_t N, cudaStream_t s) {
     size_t count = N / m->sp * m->config.C;
     Span span(m, s, m->sp > 1 ? "reduce-scatter" : "all-reduce");
-    if (m->sp > 1) NCCL_CHECK(ncclReduceScatter(partial, out, count, NCCL_FLOATX, ncclSum, m->tensor, s));
-    else NCCL_CHECK(ncclAllReduce(partial, out, count, NCCL_FLOATX, ncclSum, m->tensor, s));
+    if (m->sp > 1)
+        NCCL_CHECK(ncclReduceScatter(partial, out, count, NCCL_FLOATX, ncclSum, m->tensor, s));
+    else
+        NCCL_CHECK(ncclAllReduce(partial, out, count, NCCL_FLOATX, ncclSum, m->tensor, s));
 }
 
-// Under sequence parallelism gathers the rows of all tensor ranks, x (Nl, C) -> out (N, C), and returns out; else x.
-static const floatX *tensor_gather(GPT *m, floatX *out, const floatX *x, size_t N, cudaStream_t s) {
+// Under sequence parallelism gathers the rows of all tensor ranks, x (Nl, C) -> out (N, C),
+// and returns out. Else every rank has all rows: returns x.
+static const floatX *tensor_gather(GPT *m, floatX *out, const floatX *x, size_t N,
+                                   cudaStream_t s) {
     if (m->sp == 1) return x;
     Span span(m, s, "all-gather");
     NCCL_CHECK(ncclAllGather(x, out, N / m->sp * m->config.C, NCCL_FLOATX, m->tensor, s));
     return out;
 }
 
-// Operator f of the paper: identity (a gather) in forward, the sum in backward. The sum of dnorm into dreduced, and the
-// gather of f's output again, which was not kept, run on a stream of their own and overlap compute.
+// Operator f, before a pair: in forward every rank takes the same input (a gather under
+// sequence parallelism), so in backward the gradients of all ranks are summed.
 static const floatX *f_forward(GPT *m, const floatX *x, size_t N) {
     return tensor_gather(m, m->gathered, x, N, m->stream);
 }
 
-static const floatX *f_again(GPT *m, const floatX *x) {
+// Gathers f's output for backward, which did not keep it: on a stream of its own, beside
+// the products that come before those that read it. Two streams use one communicator, in
+// the same order on all ranks: events order each collective behind the one before.
+static const floatX *f_gather_again(GPT *m, const floatX *x) {
     if (m->sp == 1) return x;
     CUDA_CHECK(cudaEventRecord(m->computed, m->stream));
-    CUDA_CHECK(cudaStreamWaitEvent(m->comm, m->computed, 0));
-    tensor_gather(m, m->gathered, x, m->B * m->T, m->comm);
-    CUDA_CHECK(cudaEventRecord(m->gathered_ready, m->comm));
+    CUDA_CHECK(cudaStreamWaitEvent(m->tensor_stream, m->computed, 0));
+    tensor_gather(m, m->gathered, x, m->B * m->T, m->tensor_stream);
+    CUDA_CHECK(cudaEventRecord(m->gathered_ready, m->tensor_stream));
     return m->gathered;
 }
 
-// Starts the sum. Weight gradients follow on the compute stream, which waits for f_again here.
+// Starts the sum of dnorm. The products for the weight's gradient need not wait for it and
+// hide it; they read what was gathered last, which the compute stream waits for here.
 static void f_backward_begin(GPT *m) {
     if (m->grid.t == 1) return;
     CUDA_CHECK(cudaEventRecord(m->computed, m->stream));
-    CUDA_CHECK(cudaStreamWaitEvent(m->comm, m->computed, 0));
-    tensor_sum(m, m->dreduced, m->dnorm, m->B * m->T, m->comm);
-    CUDA_CHECK(cudaEventRecord(m->reduced_ready, m->comm));
-    if (m->sp > 1) wait_for(m, m->gathered_ready, "wait tensor");
+    CUDA_CHECK(cudaStreamWaitEvent(m->tensor_stream, m->computed, 0));
+    tensor_sum(m, m->dreduced, m->dnorm, m->B * m->T, m->tensor_stream);
+    CUDA_CHECK(cudaEventRecord(m->reduced_ready, m->tensor_stream));
+    if (m->sp > 1)
+        wait_for(m, m->gathered_ready, "wait tensor");
 }
 
-static void f_backward_end(GPT *m) {
-    if (m->grid.t > 1) wait_for(m, m->reduced_ready, "wait tensor");
+// Waits for the sum, (Nl, C), and returns it.
+static const floatX *f_backward_end(GPT *m) {
+    if (m->grid.t > 1)
+        wait_for(m, m->reduced_ready, "wait tensor");
+    return m->dreduced;
 }
 
-// Operator g: the sum in forward, identity (a gather) in backward.
-static void g_forward(GPT *m, floatX *out, const floatX *partial, size_t N) {
-    if (m->grid.t > 1) tensor_sum(m, out, partial, N, m->stream);
+// Operator g, behind a pair, is f turned round: in forward the summands of all ranks are
+// summed, and in backward every rank takes the same gradient. Returns out.
+static const floatX *g_forward(GPT *m, floatX *out, const floatX *partial, size_t N) {
+    if (m->grid.t > 1)
+        tensor_sum(m, out, partial, N, m->stream);
+    return out;
 }
 
+// Returns all N rows of dout, so gradients that are made of it, as those of the biases
+// behind g, need no sum over the ranks.
 static const floatX *g_backward(GPT *m, const floatX *dout) {
     return tensor_gather(m, m->dgathered, dout, m->B * m->T, m->stream);
 }
 
-// Under sequence parallelism a rank's layernorm gradients cover its own rows: sums those in elements [lo, hi).
+// Under sequence parallelism a rank's gradients of layernorms are those of its own rows:
+// sums them over the ranks, as far as they lie in elements [lo, hi).
 static void reduce_layernorms(GPT *m, size_t lo, size_t hi) {
     if (m->sp == 1) return;
     NCCL_CHECK(ncclGroupStart());
     for (size_t i = 0; i < m->table.count; i++) {
         const Tensor *x = &m->table.tensors[i];
-        if (!(x->spec->flags & TENSOR_NORM) || x->offset < lo || x->offset >= hi) continue;
+        bool norm = x->spec->flags & TENSOR_NORM;
+        if (!norm || x->offset < lo || x->offset >= hi) continue;
         float *dx = m->state.grads + x->offset;
         NCCL_CHECK(ncclAllReduce(dx, dx, x->size, ncclFloat, ncclSum, m->tensor, m->stream));
     }
     NCCL_CHECK(ncclGroupEnd());
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// ----------------------------------------------------------------------------------------
 // Links between pipeline stages
+//
+// The host only enqueues: it waits for no message, so it need not know which comes first. A
+// buffer is filled and emptied in turn, and each side waits for the event of the other. Of t
+// tensor ranks each sends 1/t of a message to its counterpart, where all gather it (the
+// paper's scatter/gather optimisation); under sequence parallelism 1/t is all they need.
 
-// Enqueues the receipt of x (Nl, C) of N tokens from the neighbour: activations or gradients. Of t tensor ranks each
-// gets 1/t from its counterpart and all gather (the scatter/gather optimisation); under sequence parallelism x is 1/t.
+// Receives x (Nl, C) of N tokens from the neighbour: activations or gradients.
 static void link_receive(GPT *m, StepKind kind, floatX *x, size_t N, int micro, int chunk) {
     LinkEnd *end = &m->receive[kind];
+    if (!end->comm) return;
     size_t b = end->count++ % PIPELINE_BUFFERS, count = N * m->config.C / m->grid.t;
-    CUDA_CHECK(cudaStreamWaitEvent(end->stream, end->ready[b], 0));
+
+    CUDA_CHECK(cudaStreamWaitEvent(end->stream, end->emptied[b], 0));
     Span span(m, end->stream, "recv", micro, chunk);
     NCCL_CHECK(ncclRecv(end->buffer[b], count, NCCL_FLOATX, 0, end->comm, end->stream));
-    CUDA_CHECK(cudaEventRecord(end->moved[b], end->stream));
-    wait_for(m, end->moved[b], "wait pipeline");
-    if (m->sp > 1 || m->grid.t == 1) trainer_copy(m, x, end->buffer[b], count);
-    else NCCL_CHECK(ncclAllGather(end->buffer[b], x, count, NCCL_FLOATX, m->tensor, m->stream));
-    CUDA_CHECK(cudaEventRecord(end->ready[b], m->stream));
+    CUDA_CHECK(cudaEventRecord(end->filled[b], end->stream));
+
+    wait_for(m, end->filled[b], "wait pipeline");
+    if (m->sp > 1 || m->grid.t == 1)
+        trainer_copy(m, x, end->buffer[b], count);
+    else
+        NCCL_CHECK(ncclAllGather(end->buffer[b], x, count, NCCL_FLOATX, m->tensor, m->stream));
+    CUDA_CHECK(cudaEventRecord(end->emptied[b], m->stream));
 }
 
-// Enqueues the sending of x to the neighbour; later work may overwrite x.
+// Sends x to the neighbour; later work may overwrite x.
 static void link_send(GPT *m, StepKind kind, const floatX *x, size_t N, int micro, int chunk) {
     LinkEnd *end = &m->send[kind];
+    if (!end->comm) return;
     size_t b = end->count++ % PIPELINE_BUFFERS, count = N * m->config.C / m->grid.t;
     const floatX *mine = m->sp > 1 ? x : x + m->grid.t_rank * count;
-    wait_for(m, end->moved[b], "wait pipeline");
+
+    wait_for(m, end->emptied[b], "wait pipeline");
     trainer_copy(m, end->buffer[b], mine, count);
-    CUDA_CHECK(cudaEventRecord(end->ready[b], m->stream));
-    CUDA_CHECK(cudaStreamWaitEvent(end->stream, end->ready[b], 0));
+    CUDA_CHECK(cudaEventRecord(end->filled[b], m->stream));
+
+    CUDA_CHECK(cudaStreamWaitEvent(end->stream, end->filled[b], 0));
     Span span(m, end->stream, "send", micro, chunk);
     NCCL_CHECK(ncclSend(end->buffer[b], count, NCCL_FLOATX, 1, end->comm, end->stream));
-    CUDA_CHECK(cudaEventRecord(end->moved[b], end->stream));
+    CUDA_CHECK(cudaEventRecord(end->emptied[b], end->stream));
 }
 
-// The chunk that starts from tokens, and the one that ends in the loss.
-static bool is_first(const GPT *m, size_t chunk) { return m->table.shard.embedding && chunk == 0; }
-static bool is_last(const GPT *m, size_t chunk) { return m->table.shard.head && chunk == m->plan.chunks - 1; }
+// The chunk that starts from tokens.
+static bool is_first(const GPT *m, size_t chunk) {
+    return m->table.shard.embedding && chunk == 0;
+}
 
-// ---------------------------------------------------------------------------------------------------------------------
+// The chunk that ends in the loss.
+static bool is_last(const GPT *m, size_t chunk) {
+    return m->table.shard.head && chunk == m->plan.chunks - 1;
+}
+
+// ----------------------------------------------------------------------------------------
 // Buckets: gradients are summed and weights are gathered over the data ranks
 
-// Sums a bucket of gradients over the data ranks, on a stream of its own beside the backward pass; each rank ends with
-// its part, and without ZeRO all of them with all parts.
+// Sums a bucket of gradients over the data ranks, on a stream of its own beside the backward
+// pass. Each rank ends with its part, and without ZeRO all of them with all parts.
 static void reduce_bucket(GPT *m, size_t bucket) {
-    size_t lo = m->table.buckets[bucket], hi = m->table.buckets[bucket + 1], part = (hi - lo) / m->grid.d;
+    size_t lo = m->table.buckets[bucket], hi = m->table.buckets[bucket + 1];
+    size_t part = (hi - lo) / m->grid.d;
     float *grads = m->state.grads + lo, *mine = grads + m->grid.d_rank * part;
     reduce_layernorms(m, lo, hi);
     if (m->grid.d == 1 || part == 0) return;
-    CUDA_CHECK(cudaEventRecord(m->bucket_done, m->stream));
-    CUDA_CHECK(cudaStreamWaitEvent(m->data_stream, m->bucket_done, 0));
-    Span span(m, m->data_stream, "reduce-scatter");
-    NCCL_CHECK(ncclReduceScatter(grads, mine, part, ncclFloat, ncclSum, m->data, m->data_stream));
-    if (!m->opt.zero) NCCL_CHECK(ncclAllGather(mine, grads, part, ncclFloat, m->data, m->data_stream));
-}
 
-// Sums wte's gradient over the first and the last stage, which each saw one use of it. The data ranks have reduced it
-// before: their sums may take another order on each stage, but a + b has the same bits on both. So the two copies of the
-// weights stay equal. With ZeRO a rank sums the part that it owns.
-static void sum_tied_embedding(GPT *m) {
-    size_t count = m->table.buckets[1] / (m->opt.zero ? m->grid.d : 1);
-    float *mine = m->state.grads + (m->opt.zero ? m->grid.d_rank * count : 0);
-    if (m->embedding) NCCL_CHECK(ncclAllReduce(mine, mine, count, ncclFloat, ncclSum, m->embedding, m->stream));
+    cudaStream_t s = m->data_stream;
+    CUDA_CHECK(cudaEventRecord(m->bucket_done, m->stream));
+    CUDA_CHECK(cudaStreamWaitEvent(s, m->bucket_done, 0));
+    Span span(m, s, "reduce-scatter");
+    NCCL_CHECK(ncclReduceScatter(grads, mine, part, ncclFloat, ncclSum, m->data, s));
+    if (!m->opt.zero)
+        NCCL_CHECK(ncclAllGather(mine, grads, part, ncclFloat, m->data, s));
 }
 
 // Gathers the updated weights of all buckets, in the order in which forward needs them.
 static void gather_weights(GPT *m) {
     if (m->grid.d == 1 || !m->opt.zero) return;
+    cudaStream_t s = m->data_stream;
     CUDA_CHECK(cudaEventRecord(m->bucket_done, m->stream));
-    CUDA_CHECK(cudaStreamWaitEvent(m->data_stream, m->bucket_done, 0));
+    CUDA_CHECK(cudaStreamWaitEvent(s, m->bucket_done, 0));
     for (size_t b = 0; b < bucket_count(m); b++) {
-        size_t lo = m->table.buckets[b], part = (m->table.buckets[b + 1] - lo) / m->grid.d;
+        size_t lo = m->table.buckets[b], hi = m->table.buckets[b + 1];
+        size_t part = (hi - lo) / m->grid.d;
         if (part == 0) continue;
         floatX *params = m->state.params + lo, *mine = params + m->grid.d_rank * part;
-        Span span(m, m->data_stream, "all-gather");
-        NCCL_CHECK(ncclAllGather(mine, params, part, NCCL_FLOATX, m->data, m->data_stream));
-        CUDA_CHECK(cudaEventRecord(m->gathered_bucket[b], m->data_stream));
-        if (!m->opt.overlap) CUDA_CHECK(cudaStreamWaitEvent(m->stream, m->gathered_bucket[b], 0));
+        Span span(m, s, "all-gather");
+        NCCL_CHECK(ncclAllGather(mine, params, part, NCCL_FLOATX, m->data, s));
+        CUDA_CHECK(cudaEventRecord(m->gathered_bucket[b], s));
+        if (!m->opt.overlap)
+            CUDA_CHECK(cudaStreamWaitEvent(m->stream, m->gathered_bucket[b], 0));
     }
 }
 
-// Whether a bucket of gradients is complete once this micro-batch's backward is through, and its sum may overlap.
-static bool reduce_now(const GPT *m, int micro) { return m->opt.overlap && (size_t)micro + 1 == m->micros; }
-
-// Waits on the device until a bucket's weights have been gathered: called before they are read.
-static void use_bucket(GPT *m, size_t bucket) {
-    if (m->grid.d > 1 && m->opt.zero) wait_for(m, m->gathered_bucket[bucket], "wait data");
+// Whether a bucket of gradients is complete once this micro-batch's backward is through, and
+// its sum may overlap what is left of backward.
+static bool reduce_now(const GPT *m, int micro) {
+    return m->opt.overlap && (size_t)micro + 1 == m->micros;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// Waits on the device until a bucket's weights have been gathered: called before they are
+// read.
+static void use_bucket(GPT *m, size_t bucket) {
+    if (m->grid.d > 1 && m->opt.zero)
+        wait_for(m, m->gathered_bucket[bucket], "wait data");
+}
+
+// ----------------------------------------------------------------------------------------
 // Forward and backward
 
-// A norm of Nl rows, of residual2 = x + branch first if there is a branch.
-static void norm_forward(GPT *m, Layernorm ln, floatX *residual, const floatX *x, const floatX *branch, floatX **w,
-                         int weight, size_t Nl) {
-    floatX *gain = w[weight], *bias = w[weight + 1];
-    size_t C = m->config.C;
+// A norm of Nl rows of x.
+static void norm_forward(GPT *m, Layernorm ln, const floatX *x, floatX **w, int weight,
+                         size_t Nl) {
     bool rms = m->llama.type != NEMOTRON;
-    auto alone = rms ? layernorm_forward<NORM_RMS> : layernorm_forward<NORM_1P>;
-    auto behind = rms ? layernorm_residual_forward<NORM_RMS> : layernorm_residual_forward<NORM_1P>;
-    float eps = (float)m->llama.epsilon;
-    if (branch) behind(residual, ln, x, branch, NULL, gain, bias, Nl, C, m->stream, Dropout(), eps);
-    else alone(ln, x, gain, bias, Nl, C, m->stream, eps);
+    auto norm = rms ? layernorm_forward<NORM_RMS> : layernorm_forward<NORM_1P>;
+    norm(ln, x, w[weight], w[weight + 1], Nl, m->config.C, m->stream,
+         (float)m->llama.epsilon);
 }
 
-// Turns dreduced, the gradient of a norm's output, into that of its input x, which it adds to dresidual if add_to.
-static void norm_backward(GPT *m, size_t l, int weight, const floatX *x, Layernorm ln, const floatX *add_to, size_t Nl,
-                          bool add) {
-    auto backward = m->llama.type == NEMOTRON ? layernorm_backward<NORM_1P> : layernorm_backward<NORM_RMS>;
-    backward(m->dresidual, m->dw[l][weight], m->dw[l][weight + 1], m->reduce_scratch, add_to, m->dreduced, x,
+// The same of residual = x + branch.
+static void norm_residual_forward(GPT *m, Layernorm ln, floatX *residual, const floatX *x,
+                                  const floatX *branch, floatX **w, int weight, size_t Nl) {
+    bool rms = m->llama.type != NEMOTRON;
+    auto norm = rms ? layernorm_residual_forward<NORM_RMS> : layernorm_residual_forward<NORM_1P>;
+    norm(residual, ln, x, branch, NULL, w[weight], w[weight + 1], Nl, m->config.C, m->stream,
+         Dropout(), (float)m->llama.epsilon);
+}
+
+// Turns dout, the gradient of a norm's output, into that of its input x, and adds what went
+// past it (add_to): both in dresidual.
+static void norm_backward(GPT *m, size_t l, int weight, const floatX *dout, const floatX *x,
+                          Layernorm ln, const floatX *add_to, size_t Nl, bool add) {
+    float **dw = m->dw[l];
+    bool rms = m->llama.type != NEMOTRON;
+    auto backward = rms ? layernorm_backward<NORM_RMS> : layernorm_backward<NORM_1P>;
+    backward(m->dresidual, dw[weight], dw[weight + 1], m->scratch, add_to, dout, x,
              m->w[l][weight], ln, Nl, m->config.C, add, m->stream);
 }
 
-// Turns q and k in place; sign -1 turns their gradients back.
+// Turns q and k in place by the angle of their position; sign -1 turns their gradients back.
 static void turn(GPT *m, floatX *qkv, size_t N, size_t T, float sign) {
     size_t D = llama_rotary(&m->llama, m->HS);
-    rope(qkv, m->angles, N, T, m->NH + m->KV, m->HS, D, m->S, sign, m->stream);
+    rope(qkv, m->angles, N, T, m->NHl + m->KVl, m->HS, D, m->S, sign, m->stream);
 }
 
 // (N, G F) -> (N, F)
 static void activation_forward(GPT *m, floatX *out, const floatX *inp, size_t N) {
-    if (m->G == 2) swiglu_forward(out, inp, N, m->F, m->stream);
-    else relu2_forward(out, inp, N * m->F, m->stream);
+    if (m->G == 2)
+        swiglu_forward(out, inp, N, m->F, m->stream);
+    else
+        relu2_forward(out, inp, N * m->F, m->stream);
 }
 
-static void activation_backward(GPT *m, floatX *dinp, const floatX *dout, const floatX *inp, size_t N) {
-    if (m->G == 2) swiglu_backward(dinp, dout, inp, N, m->F, m->stream);
-    else relu2_backward(dinp, dout, inp, N * m->F, m->stream);
+// (N, F) -> (N, G F)
+static void activation_backward(GPT *m, floatX *dinp, const floatX *dout, const floatX *inp,
+                                size_t N) {
+    if (m->G == 2)
+        swiglu_backward(dinp, dout, inp, N, m->F, m->stream);
+    else
+        relu2_backward(dinp, dout, inp, N * m->F, m->stream);
 }
 
-// One layer: x (Nl, C) -> out (Nl, C).
-static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const floatX *x, size_t B, size_t T) {
-    size_t N = B * T, Nl = N / m->sp, C = m->config.C, A = m->A, F = m->F;
+// One layer, x (Nl, C) -> out (Nl, C). Attention lets each token look at those before it,
+// the MLP looks at each token alone, and both add what they found to the residual stream.
+static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const floatX *x,
+                          size_t B, size_t T) {
+    size_t N = B * T, Nl = N / m->sp;
+    size_t C = m->config.C, A = m->A, F = m->F;
     floatX **w = m->w[l];
+    Matmul *mm = &m->matmul;
     cudaStream_t s = m->stream;
-    norm_forward(m, a->ln1, NULL, x, NULL, w, LN1W, Nl);
+
+    // attention: several queries share a key and a value
+    norm_forward(m, a->ln1, x, w, LN1W, Nl);
     const floatX *ln1 = f_forward(m, a->ln1.out, N);
-    linear_forward(&m->matmul, a->qkv, ln1, w[QKVW], w[QKVB], N, C, m->S);
+    linear_forward(mm, a->qkv, ln1, w[QKVW], w[QKVB], N, C, m->S);
     turn(m, a->qkv, N, T, 1);
-    if (out || m->opt.recompute != RECOMPUTE_REST)  // which has kept what attention wrote
-        attention_forward(a->atty, a->lse, a->qkv, B, T, A, m->NH, s, Dropout(), m->KV);
-    linear_forward(&m->matmul, m->proj, a->atty, w[PROJW], NULL, N, A, C);
-    g_forward(m, m->reduced, m->proj, N);
-    norm_forward(m, a->ln2, a->residual2, x, m->reduced, w, LN2W, Nl);
+    attention_forward(a->atty, a->lse, a->qkv, B, T, A, m->NHl, s, Dropout(), m->KVl);
+    linear_forward(mm, m->proj, a->atty, w[PROJW], NULL, N, A, C);
+    const floatX *proj = g_forward(m, m->reduced, m->proj, N);
+
+    // The sum and the next norm are one kernel: the row is read once.
+    norm_residual_forward(m, a->ln2, a->residual2, x, proj, w, LN2W, Nl);
+
+    // the MLP: gate and up are one product
     const floatX *ln2 = f_forward(m, a->ln2.out, N);
-    linear_forward(&m->matmul, a->fch, ln2, w[FCW], NULL, N, C, m->G * F);
+    linear_forward(mm, a->fch, ln2, w[FCW], NULL, N, C, m->G * F);
     activation_forward(m, a->fch_act, a->fch, N);
-    if (!out) return;  // recomputation: backward reads nothing of what follows
-    linear_forward(&m->matmul, m->proj, a->fch_act, w[FCPROJW], NULL, N, F, C);
-    g_forward(m, m->reduced, m->proj, N);
-    residual_forward<NORM_RMS>(out, a->residual2, m->reduced, NULL, Nl, C, s, Dropout());
+    if (!out) return;  // Backward computes a layer again up to here: it reads no more.
+
+    linear_forward(mm, m->proj, a->fch_act, w[FCPROJW], NULL, N, F, C);
+    proj = g_forward(m, m->reduced, m->proj, N);
+    residual_forward<NORM_RMS>(out, a->residual2, proj, NULL, Nl, C, s, Dropout());
 }
 
-// One layer: dresidual (Nl, C), the gradient of its output, becomes the gradient of its input x. The first micro-batch
-// writes weight gradients and the others add to them (add).
+// One layer, from its end to its beginning: dresidual (Nl, C), the gradient of its output,
+// becomes that of its input x. The gradient of a matrix product is two products, one for
+// its input and one for its weight. Gradients of weights are sums over the micro-batches:
+// the first one writes them, the others add (add).
 static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool add) {
-    size_t B = m->B, T = m->T, N = B * T, Nl = N / m->sp, C = m->config.C, A = m->A, F = m->F, S = m->S;
-    floatX **w = m->w[l], *dresidual = m->dresidual;
-    float **dw = m->dw[l], *scratch = m->reduce_scratch;
+    size_t B = m->B, T = m->T;
+    size_t N = B * T, Nl = N / m->sp;
+    size_t C = m->config.C, A = m->A, F = m->F, S = m->S;
+    floatX **w = m->w[l];
+    float **dw = m->dw[l];
+    floatX *dresidual = m->dresidual;
+    Matmul *mm = &m->matmul;
     cudaStream_t s = m->stream;
-    if (m->opt.recompute >= RECOMPUTE_REST) layer_forward(m, l, a, NULL, x, B, T);
-    if (m->opt.recompute == RECOMPUTE_GELU) activation_forward(m, a->fch_act, a->fch, N);
-    // the MLP
+
+    // What forward did not keep is made again.
+    if (m->opt.recompute == RECOMPUTE_LAYER)
+        layer_forward(m, l, a, NULL, x, B, T);
+    if (m->opt.recompute == RECOMPUTE_GELU)
+        activation_forward(m, a->fch_act, a->fch, N);
+
+    // the MLP: a product's gradient for its input, then for its weight
     const floatX *dout = g_backward(m, dresidual);
-    const floatX *ln2 = f_again(m, a->ln2.out);
-    linear_backward_input(&m->matmul, m->dact, dout, w[FCPROJW], N, F, C);
-    linear_backward_weight(&m->matmul, dw[FCPROJW], a->fch_act, dout, N, F, C, add);
+    const floatX *ln2 = f_gather_again(m, a->ln2.out);
+    linear_backward_input(mm, m->dact, dout, w[FCPROJW], N, F, C);
+    linear_backward_weight(mm, dw[FCPROJW], a->fch_act, dout, N, F, C, add);
     activation_backward(m, m->dfch, m->dact, a->fch, N);
-    linear_backward_input(&m->matmul, m->dnorm, m->dfch, w[FCW], N, C, m->G * F);
+    linear_backward_input(mm, m->dnorm, m->dfch, w[FCW], N, C, m->G * F);
     f_backward_begin(m);
-    linear_backward_weight(&m->matmul, dw[FCW], ln2, m->dfch, N, C, m->G * F, add);
-    f_backward_end(m);
-    norm_backward(m, l, LN2W, a->residual2, a->ln2, dresidual, Nl, add);
-    // the attention
+    linear_backward_weight(mm, dw[FCW], ln2, m->dfch, N, C, m->G * F, add);
+    const floatX *dln2 = f_backward_end(m);
+
+    // residual2 has gone past the MLP as well as through it: both gradients add up.
+    norm_backward(m, l, LN2W, dln2, a->residual2, a->ln2, dresidual, Nl, add);
+
+    // attention: its backward pass computes the scores again, which are too many to keep
     dout = g_backward(m, dresidual);
-    const floatX *ln1 = f_again(m, a->ln1.out);
-    linear_backward_input(&m->matmul, m->dnorm, dout, w[PROJW], N, A, C);
-    linear_backward_weight(&m->matmul, dw[PROJW], a->atty, dout, N, A, C, add);
-    attention_backward(m->dqkv, m->dattention, m->dnorm, a->atty, a->lse, a->qkv, B, T, A, m->NH, s, Dropout(), m->KV);
+    const floatX *ln1 = f_gather_again(m, a->ln1.out);
+    linear_backward_input(mm, m->dnorm, dout, w[PROJW], N, A, C);
+    linear_backward_weight(mm, dw[PROJW], a->atty, dout, N, A, C, add);
+    attention_backward(m->dqkv, m->dattention, m->dnorm, a->atty, a->lse, a->qkv,
+                       B, T, A, m->NHl, s, Dropout(), m->KVl);
     turn(m, m->dqkv, N, T, -1);
-    linear_backward_input(&m->matmul, m->dnorm, m->dqkv, w[QKVW], N, C, S);
+    linear_backward_input(mm, m->dnorm, m->dqkv, w[QKVW], N, C, S);
     f_backward_begin(m);
-    linear_backward_weight(&m->matmul, dw[QKVW], ln1, m->dqkv, N, C, S, add);
-    if (w[QKVB]) bias_backward(dw[QKVB], m->dqkv, scratch, N, S, add, s);
-    f_backward_end(m);
-    norm_backward(m, l, LN1W, x, a->ln1, dresidual, Nl, add);
+    linear_backward_weight(mm, dw[QKVW], ln1, m->dqkv, N, C, S, add);
+    if (w[QKVB])
+        bias_backward(dw[QKVB], m->dqkv, m->scratch, N, S, add, s);
+    const floatX *dln1 = f_backward_end(m);
+
+    // x has gone past attention, too: dresidual is what the layer before hands to its own
+    // backward pass.
+    norm_backward(m, l, LN1W, dln1, x, a->ln1, dresidual, Nl, add);
 }
 
-// One chunk: tokens (B, T) or residual[0] -> lnf (Nl, C) or residual[L].
-static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, int micro, int chunk) {
-    size_t N = B * T, Nl = N / m->sp, C = m->config.C, L = m->plan.count[chunk], first = m->plan.first[chunk];
-    floatX **w = m->w[0], *x = acts->residual[0];
-    Span span(m, m->stream, "forward", micro, chunk);
+// One chunk: tokens (B, T), or residual[0] of the chunk before -> lnf (Nl, C), or
+// residual[L] for the next one. The residual stream begins with a token's row of wte. A rank
+// looks up the tokens of its part of the vocabulary.
+static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, int micro,
+                    int chunk) {
+    size_t N = B * T, Nl = N / m->sp;
+    size_t C = m->config.C, L = m->plan.count[chunk], first = m->plan.first[chunk];
+    floatX **w = m->w[0];
+    floatX *x = acts->residual[0];
+    cudaStream_t s = m->stream;
+    Span span(m, s, "forward", micro, chunk);
+
     if (is_first(m, chunk)) {
         use_bucket(m, 0);
         floatX *partial = m->sp > 1 ? m->proj : x;
-        encoder_forward(partial, inputs, w[WTE], NULL, B, T, C, m->V0, m->Vl, m->stream);
+        encoder_forward(partial, inputs, w[WTE], NULL, B, T, C, m->V0, m->Vl, s);
         g_forward(m, x, partial, N);
     }
+
     for (size_t l = 0; l < L; l++) {
         use_bucket(m, BUCKET_LAYERS + first + l);
-        layer_forward(m, first + l, &acts->layers[l], acts->residual[l + 1], acts->residual[l], B, T);
+        layer_forward(m, first + l, &acts->layers[l], acts->residual[l + 1],
+                      acts->residual[l], B, T);
     }
+
     if (!is_last(m, chunk)) return;
     use_bucket(m, 0);  // the head may be wte
     use_bucket(m, bucket_count(m) - 1);
-    norm_forward(m, acts->lnf, NULL, acts->residual[L], NULL, w, LNFW, Nl);
+    norm_forward(m, acts->lnf, acts->residual[L], w, LNFW, Nl);
 }
 
-// lnf (Nl, C) -> the sum of the micro-batch's losses; to train, the logits become their gradient, and dresidual (Nl, C)
-// that of the last layer's output, both of the step's mean loss. Every rank has the logits of its part of the
-// vocabulary; only three numbers a token travel: maximum, sum of exponentials, target logit.
-static void loss(GPT *m, Acts *acts, const int *targets, int micro, bool training) {
-    size_t N = m->B * m->T, Nl = N / m->sp, C = m->config.C, V = m->config.V, L = m->plan.count[m->plan.chunks - 1];
+// lnf (Nl, C) -> the micro-batch's losses. To train, the logits become their own gradient,
+// softmax minus target, and dresidual (Nl, C) that of the last layer's output: gradients of
+// the step's mean loss. Every rank has the logits of its part of the vocabulary, and only
+// three numbers a token travel: maximum, sum of exponentials, logit of the target.
+static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
+                              bool training) {
+    size_t N = m->B * m->T, Nl = N / m->sp;
+    size_t C = m->config.C, L = m->plan.count[m->plan.chunks - 1];
+    size_t V = m->config.V, Vl = m->Vl, V0 = m->V0;
     floatX **w = m->w[0];
-    float **dw = m->dw[0], *sum = m->row_sums, *target = m->row_sums + N, *losses = m->losses + micro * 2 * N;
+    float **dw = m->dw[0];
+    float *sum = m->row_sums;
+    float *target = sum + N;
+    float *losses = trainer_losses(m, micro);
     bool add = micro > 0;
-    Span span(m, m->stream, "loss", micro);
+    Matmul *mm = &m->matmul;
+    cudaStream_t s = m->stream;
+    Span span(m, s, "loss", micro);
+
+    // A softmax by its largest logit does not overflow.
     const floatX *lnf = f_forward(m, acts->lnf.out, N);
-    linear_forward(&m->matmul, m->logits, lnf, w[m->head], NULL, N, C, m->Vl);
-    classifier_stats(m->row_max_local, sum, target, m->logits, targets, N, V, m->Vl, m->V0, m->stream);
-    NCCL_CHECK(ncclAllReduce(m->row_max_local, m->row_max, N, ncclFloat, ncclMax, m->tensor, m->stream));
-    classifier_rescale(sum, m->row_max_local, m->row_max, N, m->stream);
-    NCCL_CHECK(ncclAllReduce(m->row_sums, m->row_sums, 2 * N, ncclFloat, ncclSum, m->tensor, m->stream));
-    classifier_gradient(losses, m->logits, m->row_max, sum, target, targets, m->dloss, N, V, m->Vl, m->V0, training,
-                        m->stream);
-    loss_sum(&m->loss_sums[micro], losses, N, m->stream);
+    linear_forward(mm, m->logits, lnf, w[m->head], NULL, N, C, Vl);
+    float *local = m->row_max_local;
+    classifier_stats(local, sum, target, m->logits, targets, N, V, Vl, V0, s);
+    NCCL_CHECK(ncclAllReduce(local, m->row_max, N, ncclFloat, ncclMax, m->tensor, s));
+    classifier_rescale(sum, local, m->row_max, N, s);
+    NCCL_CHECK(ncclAllReduce(sum, sum, 2 * N, ncclFloat, ncclSum, m->tensor, s));
+    classifier_gradient(losses, m->logits, m->row_max, sum, target, targets,
+                        m->dloss, N, V, Vl, V0, training, s);
+
+    // Losses are summed in double and in a fixed order, as all that has to be reproducible.
+    loss_sum(&m->loss_sums[micro], losses, N, s);
     if (!training) return;
-    linear_backward_input(&m->matmul, m->dnorm, m->logits, w[m->head], N, C, m->Vl);
+
+    // Backward begins: through the head, and through the last layernorm.
+    linear_backward_input(mm, m->dnorm, m->logits, w[m->head], N, C, Vl);
     f_backward_begin(m);
-    linear_backward_weight(&m->matmul, dw[m->head], lnf, m->logits, N, C, m->Vl, add);
-    f_backward_end(m);
-    norm_backward(m, 0, LNFW, acts->residual[L], acts->lnf, NULL, Nl, add);
-    if (reduce_now(m, micro)) reduce_bucket(m, bucket_count(m) - 1);
+    linear_backward_weight(mm, dw[m->head], lnf, m->logits, N, C, Vl, add);
+    const floatX *dlnf = f_backward_end(m);
+    norm_backward(m, 0, LNFW, dlnf, acts->residual[L], acts->lnf, NULL, Nl, add);
+    if (reduce_now(m, micro))
+        reduce_bucket(m, bucket_count(m) - 1);
 }
 
-// One chunk: dresidual (Nl, C), which loss() or the next chunk has left -> gradients of its layers and embeddings.
+// One chunk: dresidual (Nl, C), which loss_and_gradient or the next chunk has left ->
+// gradients of its layers and embeddings. If wte is the head, too, the gradient of this use
+// adds to that one.
 static void backward(GPT *m, Acts *acts, const int *inputs, int micro, int chunk) {
-    size_t B = m->B, T = m->T, C = m->config.C, L = m->plan.count[chunk], first = m->plan.first[chunk];
+    size_t B = m->B, T = m->T, C = m->config.C;
+    size_t L = m->plan.count[chunk], first = m->plan.first[chunk];
+    float *dwte = m->dw[0][WTE];
     bool add = micro > 0;
-    Span span(m, m->stream, "backward", micro, chunk);
+    cudaStream_t s = m->stream;
+    Span span(m, s, "backward", micro, chunk);
+
     for (size_t l = L; l-- > 0;) {
         layer_backward(m, first + l, &acts->layers[l], acts->residual[l], add);
-        if (reduce_now(m, micro)) reduce_bucket(m, BUCKET_LAYERS + first + l);
+        if (reduce_now(m, micro))
+            reduce_bucket(m, BUCKET_LAYERS + first + l);
     }
+
     if (!is_first(m, chunk)) return;
     const floatX *dout = g_backward(m, m->dresidual);
-    encoder_backward(m->dw[0][WTE], NULL, dout, inputs, B, T, C, 0, m->V0, m->Vl, add, m->stream);
+    encoder_backward(dwte, NULL, dout, inputs, B, T, C, 0, m->V0, m->Vl, add, s);
 }
 
-// A forward or backward with its messages. The host only enqueues. The products of a sample have new shapes, which
-// load kernels: no message may be pending then (llmc/trainer/ranks.cuh).
-static void forward_step(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, int micro, int chunk) {
-    if (!is_first(m, chunk)) link_receive(m, STEP_FORWARD, acts->residual[0], B * T, micro, chunk);
-    if (m->sample.running) trainer_synchronize(m);
+// A forward or a backward with its messages: from the neighbour, and to the next one.
+static void forward_step(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, int micro,
+                         int chunk) {
+    if (!is_first(m, chunk))
+        link_receive(m, STEP_FORWARD, acts->residual[0], B * T, micro, chunk);
     forward(m, acts, inputs, B, T, micro, chunk);
-    if (!is_last(m, chunk)) link_send(m, STEP_FORWARD, acts->residual[m->plan.count[chunk]], B * T, micro, chunk);
+    floatX *out = acts->residual[m->plan.count[chunk]];
+    if (!is_last(m, chunk))
+        link_send(m, STEP_FORWARD, out, B * T, micro, chunk);
 }
 
 static void backward_step(GPT *m, Acts *acts, const int *inputs, int micro, int chunk) {
-    if (!is_last(m, chunk)) link_receive(m, STEP_BACKWARD, m->dresidual, m->B * m->T, micro, chunk);
+    size_t N = m->B * m->T;
+    if (!is_last(m, chunk))
+        link_receive(m, STEP_BACKWARD, m->dresidual, N, micro, chunk);
     backward(m, acts, inputs, micro, chunk);
-    if (!is_first(m, chunk)) link_send(m, STEP_BACKWARD, m->dresidual, m->B * m->T, micro, chunk);
+    if (!is_first(m, chunk))
+        link_send(m, STEP_BACKWARD, m->dresidual, N, micro, chunk);
 }
 
-// Runs this stage's list of steps: all of it to train, only the forwards to validate.
+// Runs this stage's list of steps: all of it to train, only the forwards to validate. The
+// logits are made when their gradient is due: one buffer serves all micro-batches in flight.
 static void run_batch(GPT *m, bool training) {
-    for (size_t i = 0; i < m->plan.step_count; i++) {
-        PipelineStep step = m->plan.steps[i];
+    PipelineStep step;
+    for (size_t i = 0; plan_step(&m->plan, m->micros, &i, &step); i++) {
         size_t micro = step.micro, at = micro * m->B * m->T;
         Acts *acts = &m->slots[training ? m->plan.slot[i] : 0];
-        if (micro >= m->micros) continue;  // the list is that of a full batch, --ramp begins with less
-        if (step.kind == STEP_FORWARD) forward_step(m, acts, m->inputs + at, m->B, m->T, micro, step.chunk);
-        // The logits are made when their gradient is due: one buffer serves all micro-batches in flight.
-        bool loss_now = is_last(m, step.chunk) && step.kind == (training ? STEP_BACKWARD : STEP_FORWARD);
-        if (loss_now) loss(m, acts, m->targets + at, micro, training);
-        if (step.kind == STEP_BACKWARD && training) backward_step(m, acts, m->inputs + at, micro, step.chunk);
+        if (step.kind == STEP_FORWARD)
+            forward_step(m, acts, m->inputs + at, m->B, m->T, micro, step.chunk);
+
+        StepKind with_loss = training ? STEP_BACKWARD : STEP_FORWARD;
+        if (step.kind == with_loss && is_last(m, step.chunk))
+            loss_and_gradient(m, acts, m->targets + at, micro, training);
+        if (step.kind == STEP_BACKWARD && training)
+            backward_step(m, acts, m->inputs + at, micro, step.chunk);
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// ----------------------------------------------------------------------------------------
 // The run
 
-// One step: forward, backward and update over the next global batch.
+// One step over the next global batch: forward, backward and update. The norm of all
+// gradients together says whether AdamW is to clip them.
 static void train_step(GPT *m) {
     StepReport report = trainer_begin_step(m);
-    // A head that is wte writes its gradient, the encoder adds to it: with one stage nothing is left to be zero.
-    if (m->w[0][WTE] && (m->embedding || m->head != WTE)) zero_gradient(m, WTE);
+
+    // A head that is wte writes its gradient, and the encoder adds to it. Where only one of
+    // them happens to wte, the encoder needs zeros.
+    if (m->w[0][WTE] && (m->embedding || m->head != WTE))
+        zero_gradient(m, WTE);
     run_batch(m, true);
+
+    // The embeddings are the last to be complete: the encoder adds to the head's gradient.
     for (size_t b = 0; b < bucket_count(m); b++) {
-        bool overlapped = m->opt.overlap && b >= BUCKET_LAYERS;  // then backward has begun it
-        if (!overlapped) reduce_bucket(m, b);
+        bool begun = m->opt.overlap && b >= BUCKET_LAYERS;  // by backward
+        if (!begun)
+            reduce_bucket(m, b);
     }
     CUDA_CHECK(cudaEventRecord(m->reduced_all, m->data_stream));
-    if (m->grid.d > 1) wait_for(m, m->reduced_all, "wait data");
-    sum_tied_embedding(m);
+    if (m->grid.d > 1)
+        wait_for(m, m->reduced_all, "wait data");
+
+    // The two stages add what their data ranks have summed. These sums may have been added in
+    // another order on each stage, but a + b has the same bits on both: the copies stay equal.
+    sum_gradient(m, WTE, m->embedding);
     trainer_norm(m, &report);
     trainer_adamw(m, &report);
     gather_weights(m);
     trainer_end_step(m, &report);
 }
 
-// Appends one token to the sample: the logits after the last of its T tokens say which.
+// Appends one token to the sample. Attention looks back only, so the last of its T tokens
+// has the logits of the next one, and tokens behind it (padding) do no harm.
 static void sample_token(GPT *m) {
     size_t C = m->config.C, last = m->sample.T - 1;
     for (size_t c = 0; c < m->plan.chunks; c++)
         forward_step(m, m->slots, m->inputs, 1, m->sample.padded, NO_MICRO, c);
+
     if (m->table.shard.head) {
         const floatX *lnf = f_forward(m, m->slots[0].lnf.out, m->sample.padded);
-        linear_forward(&m->matmul, m->logits, lnf + last * C, m->w[0][m->head], NULL, 1, C, m->Vl);
-        NCCL_CHECK(ncclAllGather(m->logits, m->last_logits, m->Vl, NCCL_FLOATX, m->tensor, m->stream));
+        const floatX *head = m->w[0][m->head];
+        linear_forward(&m->matmul, m->logits, lnf + last * C, head, NULL, 1, C, m->Vl);
     }
-    sample_append(m, m->last_logits);
+    sample_append(m, m->logits, m->tensor);
 }
 
-// Makes one end of a link but for its communicator.
+// Makes one end of a link, but for its communicator.
 static void link_end_create(GPT *m, LinkEnd *end, const char *track) {
     end->stream = stream_create(m, track, true);
-    for (int b = 0; b < PIPELINE_BUFFERS; b++) event_create(&end->moved[b]), event_create(&end->ready[b]);
+    for (int b = 0; b < PIPELINE_BUFFERS; b++) {
+        event_create(&end->filled[b]);
+        event_create(&end->emptied[b]);
+    }
 }
 
-// Makes the links, all ranks in the same order. Each carries one element at once: NCCL connects two ranks at their
-// first message, and the host waits for it.
+// Makes the links, all ranks in the same order. Until then no message travels.
 static void connect_links(GPT *m) {
-    int p = (int)m->grid.p, stage = (int)m->grid.p_rank, from, to;
+    int p = (int)m->grid.p, stage = (int)m->grid.p_rank;
     link_end_create(m, &m->receive[STEP_FORWARD], "receive activations");
     link_end_create(m, &m->send[STEP_FORWARD], "send activations");
     link_end_create(m, &m->receive[STEP_BACKWARD], "receive gradients");
     link_end_create(m, &m->send[STEP_BACKWARD], "send gradients");
+
     for (int link = 0; link < pipeline_link_count(p); link++) {
+        int from, to;
         if (!pipeline_link_ends(p, (int)m->plan.chunks, link, &from, &to)) continue;
-        ncclComm_t comm = job_split_link(&m->job, &m->grid, from, to);
-        if (!comm) continue;
-        LinkEnd *end = stage == from ? &m->send[link / p] : &m->receive[link / p];
-        end->comm = comm;
-        if (stage == from) NCCL_CHECK(ncclSend(m->proj, 1, NCCL_FLOATX, 1, comm, m->stream));
-        else NCCL_CHECK(ncclRecv(m->proj, 1, NCCL_FLOATX, 0, comm, m->stream));
-        CUDA_CHECK(cudaStreamSynchronize(m->stream));
+        ncclComm_t comm = trainer_link(m, from, to);
+        if (stage == from)
+            m->send[link / p].comm = comm;
+        if (stage == to)
+            m->receive[link / p].comm = comm;
     }
 }
 
-// Makes the communicators, with a stream of its own for each that overlaps compute.
-// Then two micro-batches load all kernels while no message is pending: the second adds to gradients.
+// Makes the communicators, with a stream of its own for what overlaps compute.
 static void connect(GPT *m) {
     m->tensor = job_split_grid(&m->job, &m->grid, 't', "tensor", true);
+    m->tensor_stream = stream_create(m, "all-reduce", true);
+    event_create(&m->computed);
+    event_create(&m->reduced_ready);
+    event_create(&m->gathered_ready);
+    if (m->grid.p > 1 && m->llama.tied)
+        m->embedding = job_split_grid(&m->job, &m->grid, 'e', "embedding");
+
     m->data = job_split_grid(&m->job, &m->grid, 'd', "data");
-    event_create(&m->bucket_done), event_create(&m->reduced_all);
-    host_array(m->gathered_bucket, bucket_count(m));
-    for (size_t b = 0; b < bucket_count(m); b++) event_create(&m->gathered_bucket[b]);
-    m->comm = stream_create(m, "all-reduce", true);
-    event_create(&m->computed), event_create(&m->reduced_ready), event_create(&m->gathered_ready);
-    connect_links(m);
     m->data_stream = stream_create(m, "data", true);
-    if (m->grid.p > 1 && m->llama.tied) m->embedding = job_split_grid(&m->job, &m->grid, 'e', "embedding");
-    trainer_warm_up(m);
-    if (m->grid.p == 1) return;
-    for (int micro = 0; micro < 2; micro++) {
-        for (size_t c = 0; c < m->plan.chunks; c++) {
-            forward(m, m->slots, m->inputs, m->B, m->T, micro, c);
-            if (is_last(m, c)) loss(m, m->slots, m->targets, micro, true);
-            backward(m, m->slots, m->inputs, micro, c);
-        }
-    }
+    event_create(&m->bucket_done);
+    event_create(&m->reduced_all);
+    host_array(m->gathered_bucket, bucket_count(m));
+    for (size_t b = 0; b < bucket_count(m); b++)
+        event_create(&m->gathered_bucket[b]);
+
+    trainer_warm_up(m, run_batch);
+    connect_links(m);
 }
 
 // What the options must fulfil beside those of the 3D trainer.
-static bool check(Trainer *base, Error *err) {
-    GPT *m = (GPT *)base;
-    if (m->opt.dropout > 0) return error_set(err, "--dropout: these models have none; leave it out");
-    return llama_resolve(&m->llama, &m->own, &m->config, m->opt.init || m->opt.resume, m->grid.t, err);
+static bool check_llama(Trainer *trainer, Error *err) {
+    GPT *m = static_cast<GPT *>(trainer);
+    if (m->opt.dropout > 0)
+        return error_set(err, "--dropout: these models have none; leave it out");
+    bool from_file = m->opt.init || m->opt.resume;
+    return llama_resolve(&m->llama, &m->flags, &m->config, from_file, m->grid.t, err);
 }
 
-// Makes RoPE's table, of the T positions that a forward pass sees, once the warm-up has left its place.
+// Makes RoPE's table, of the T positions that a forward pass sees, once the warm-up has left
+// its place.
 static void make_angles(GPT *m) {
     size_t D = llama_rotary(&m->llama, m->HS);
     float *table = NULL;
     if (m->opt.simulate) return;  // no data move
+
     host_array(table, m->T * D);
     llama_rope_table(&m->llama, table, m->T, D);
-    CUDA_CHECK(cudaMemcpy(m->angles, table, m->T * D * sizeof(float), cudaMemcpyHostToDevice));
+    size_t bytes = m->T * D * sizeof(float);
+    CUDA_CHECK(cudaMemcpy(m->angles, table, bytes, cudaMemcpyHostToDevice));
     free(table);
 }
 
 int main(int argc, char **argv) {
     static GPT gpt, *m = &gpt;
-    FieldTable rows = {LLAMA_ROWS, sizeof LLAMA_ROWS / sizeof LLAMA_ROWS[0], &m->own};
-    llama_make(&m->llama);  // it can read a config.json now
-    Lesson llama = {rows, check, &m->llama.spec, llama_sizes, tokenizer_open_kind};
-    trainer_open(m, argc, argv, OPTIONS_TENSOR | OPTIONS_PIPELINE | OPTIONS_DATA, llama);  // bad input ends here
+    llama_make(&m->llama);  // It can read a config.json now.
+    FieldTable rows = {LLAMA_ROWS, sizeof LLAMA_ROWS / sizeof LLAMA_ROWS[0], &m->flags};
+    Lesson llama = {rows, check_llama, &m->llama.spec, llama_sizes, tokenizer_open_kind};
+    unsigned options = OPTIONS_TENSOR | OPTIONS_PIPELINE | OPTIONS_DATA;
+    trainer_open(m, argc, argv, options, llama);  // Bad input ends here.
     shard(m);
     trainer_allocate(m, layout);
     connect(m);
     make_angles(m);
     trainer_start(m);
 
-    for (;;) {  // validation, save and sample if they are due, then one more step
-        while (validation_goes_on(m)) run_batch(m, false);
-        if (save_due(m)) trainer_save(m);
-        while (sample_goes_on(m)) sample_token(m);
-        if (is_last_step(m)) break;
+    // Between two steps come validation, a checkpoint and a sample of text, if they are due:
+    // each of the functions that are asked knows when.
+    for (;;) {
+        while (validation_goes_on(m))
+            run_batch(m, false);
+        if (save_due(m))
+            trainer_save(m);
+        while (sample_goes_on(m))
+            sample_token(m);
+        if (is_last_step(m))
+            break;
         train_step(m);
     }
     return trainer_close(m);

@@ -20,7 +20,7 @@ typedef struct {
 } Candidate;
 
 static inline void candidate_recompute(Candidate *x, int recompute) {
-    static const LayerRecompute of[] = {LAYER_KEEPS, LAYER_GELU, LAYER_REST, LAYER_WHOLE};
+    static const LayerRecompute of[] = {LAYER_KEEPS, LAYER_GELU, LAYER_WHOLE};
     x->recompute = recompute, x->run.recompute = of[recompute];
 }
 
@@ -52,8 +52,8 @@ static inline Options candidate_options(const Candidate *x, size_t vocabulary) {
 
 // Makes the model of a size in LLAMA_SIZES, for t tensor ranks. False if train_llama refuses it.
 static inline bool candidate_llama(Llama *m, int size, const GPTConfig *config, size_t t, Error *err) {
-    LlamaOptions own = {size, 0, 0};
-    return llama_resolve(m, &own, config, false, t, err);
+    LlamaOptions flags = {size, 0, 0};
+    return llama_resolve(m, &flags, config, false, t, err);
 }
 
 // True if the trainer refuses this layout, with its sentence in *err.
@@ -114,13 +114,13 @@ static inline StageMemory candidate_count(const Candidate *x, size_t vocabulary,
     m->plan.slots = candidate_slots(r, stage);
     size_t align = TENSOR_ALIGN * r->d;
     trainer_shard(m, {r->t, 0, stage == 0, stage == r->p - 1, m->plan.layer_count, m->plan.layers, align, 1, 0});
-    own_buckets(m, &m->part);
+    own_buckets(m, &m->share);
     if (m->opt.zero) own_buckets(m, &m->state);
     layout(m);
     StageMemory used = {m->weights.used, m->gradients.used, m->optimizer.used, m->activations.used};
     for (size_t i = 0; i < m->plan.slots; i++) release(&m->slots[i]);
     free(m->slots), free(m->w), free(m->dw);
-    free(m->part.host_pieces), free(m->state.host_pieces);
+    free(m->share.host_pieces), free(m->state.host_pieces);
     free(m->plan.first), free(m->plan.count), free(m->plan.layers);
     table_free(&m->table);
     return used;
@@ -132,7 +132,7 @@ static inline StageMemory candidate_sharded(const Candidate *x, size_t vocabular
     fsdp::GPT model, *m = &model;
     memset(m, 0, sizeof *m);
     m->opt = candidate_options(x, vocabulary);
-    m->own.shard = r->shard == 2 ? fsdp::SHARD_2 : fsdp::SHARD_3;
+    m->flags.shard = r->shard == 2 ? fsdp::SHARD_2 : fsdp::SHARD_3;
     m->config = m->opt.config, m->grid = m->opt.grid;
     Error err;
     if (!grid_make(&m->grid, r->ranks, 0, m->opt.order, &err)) abort();  // candidate_refused asked
@@ -143,7 +143,7 @@ static inline StageMemory candidate_sharded(const Candidate *x, size_t vocabular
     StageMemory used = {m->weights.used, m->gradients.used, m->optimizer.used, m->activations.used};
     free(m->acts.layers), free(m->acts.residual), free(m->whole), free(m->dwhole), free(m->holds);
     free(m->w), free(m->dw);
-    free(m->part.host_pieces), free(m->state.host_pieces);
+    free(m->share.host_pieces), free(m->state.host_pieces);
     table_free(&m->table);
     return used;
 }

@@ -2,7 +2,7 @@
 //
 //   plan --model NAME|--layers L --heads H --channels C --seq T --vocab V  --cluster FILE|NAME --gpus N --batch G
 //        [--tensor t] [--pipeline p] [--data d] [--virtual v] [--micro-batch b] [--schedule NAME]
-//        [--recompute none|gelu|rest|layer] [--sequence-parallel 0|1] [--zero 0|1] [--shard 0|2|3] [--order tdp]
+//        [--recompute none|gelu|layer] [--sequence-parallel 0|1] [--zero 0|1] [--shard 0|2|3] [--order tdp]
 //        [--layers-per-stage N,N,...] [--light] [--json]
 //
 // Tries every layout that train_gpt_3d, train_zero_bubble or train_fsdp accepts, or train_llama for a name of its

@@ -9,7 +9,7 @@
 #include "dev/plan/models.h"
 #include "dev/plan/search.h"
 
-static const char *const RECOMPUTE_NAMES[] = {"none", "gelu", "rest", "layer"};
+static const char *const RECOMPUTE_NAMES[] = {"none", "gelu", "layer"};
 typedef struct {
     const char *name;
     size_t *number, most;
@@ -48,7 +48,7 @@ static inline bool read_wish(Wish *w, const char **cluster, bool *json, bool *li
                               {"--virtual", &w->v, 65536},
                               {"--micro-batch", &w->micro_batch, SEARCH_MICRO_BATCH}};
     const ChoiceFlag choices[] = {{"--schedule", &w->schedule, schedules, 5},
-                                  {"--recompute", &w->recompute, RECOMPUTE_NAMES, 4},
+                                  {"--recompute", &w->recompute, RECOMPUTE_NAMES, 3},
                                   {"--sequence-parallel", &w->sequence_parallel, switches, 2},
                                   {"--zero", &w->zero, switches, 2},
                                   {"--shard", &w->shard, shards, 3}};

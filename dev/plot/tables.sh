@@ -448,7 +448,6 @@ table_layouts() {
 1 8 1
 1 8 1 --recompute gelu
 1 8 1 --recompute layer
-1 8 1 --recompute rest
 1 8 1 --zero 0
 2 4 1 --sequence-parallel 1
 8 1 1

@@ -45,8 +45,8 @@ static inline bool op_is_of_weights(const LayerOp *op) {
            strcmp(op->name, "bias gradient") == 0;
 }
 
-// Recomputation in backward: nothing, GELU, attention between its GEMMs, the whole layer, or all of it but attention.
-typedef enum { LAYER_KEEPS, LAYER_GELU, LAYER_ATTENTION, LAYER_WHOLE, LAYER_REST } LayerRecompute;
+// Recomputation in backward: nothing, GELU, attention between its GEMMs, or the whole layer.
+typedef enum { LAYER_KEEPS, LAYER_GELU, LAYER_ATTENTION, LAYER_WHOLE } LayerRecompute;
 
 typedef struct {
     size_t B, T, C, NH, t;      // NH heads of all tensor ranks together
@@ -159,8 +159,8 @@ static inline void ops_attention(OpList *o, const Cluster *c, const LayerShape *
     ops_add(o, "attention", TIME_ATTENTION, cost_attention(c, backward, s->B, s->T, s->NH / s->t, s->C / s->NH));
 }
 
-// Adds the forward of one layer. Recomputation may leave out attention, and may end before the last GEMM and its sum.
-static inline void ops_layer_forward(OpList *o, const Cluster *c, const LayerShape *s, bool attention, bool ends) {
+// Adds the forward of one layer. Recomputation may end before the last GEMM and its sum.
+static inline void ops_layer_forward(OpList *o, const Cluster *c, const LayerShape *s, bool ends) {
     size_t N = s->B * s->T, A = s->C / s->t, F = layer_hidden(s);
     double e = LAYER_WIDTH, mask = c->dropout;
     double rows = (double)(N / (s->sequence_parallel ? s->t : 1)) * (double)s->C, inner = (double)N * (double)A;
@@ -168,9 +168,9 @@ static inline void ops_layer_forward(OpList *o, const Cluster *c, const LayerSha
     ops_f_forward(o, c, s);
     ops_gemm(o, c, "qkv", N, layer_qkv(s), s->C);
     ops_memory(o, c, "rope", c->elementwise_efficiency, layer_rope_bytes(s));
-    if (attention) ops_attention(o, c, s, false);
+    ops_attention(o, c, s, false);
     // The unfused law's result is (B, NH, T, HS) and is copied to (B, T, NH, HS).
-    if (attention && c->attention == ATTENTION_UNFUSED)
+    if (c->attention == ATTENTION_UNFUSED)
         ops_memory(o, c, "transpose", c->elementwise_efficiency, 2 * e * inner);
     ops_gemm(o, c, "proj", N, s->C, A);
     ops_g_forward(o, c, s);
@@ -212,7 +212,7 @@ static inline void layer_recomputes(OpList *o, const Cluster *c, const LayerShap
     double gelu = (2 + s->gate) * LAYER_WIDTH * (double)(s->B * s->T) * (double)layer_hidden(s);
     o->count = 0;
     bool whole = s->recompute == LAYER_WHOLE;
-    if (whole || s->recompute == LAYER_REST) ops_layer_forward(o, c, s, whole, c->recompute_end);
+    if (whole) ops_layer_forward(o, c, s, c->recompute_end);
     if (s->recompute == LAYER_GELU) ops_memory(o, c, "gelu", c->softmax_efficiency, gelu);
     if (s->recompute == LAYER_ATTENTION || (c->attention_recompute && !whole)) ops_attention(o, c, s, false);
 }
@@ -221,7 +221,7 @@ static inline void layer_recomputes(OpList *o, const Cluster *c, const LayerShap
 static inline void layer_operations(OpList *o, const Cluster *c, const LayerShape *s, bool backward) {
     o->count = 0;
     if (!backward) {
-        ops_layer_forward(o, c, s, true, true);
+        ops_layer_forward(o, c, s, true);
         return;
     }
     layer_recomputes(o, c, s);

@@ -27,7 +27,7 @@ static inline Cluster trainer_software(const Cluster *cluster) {
 // gather, so that the second one counts. False, with the trainer's message, if it refused.
 static inline bool trainer_seconds(const char *folder, const char *cluster, const StepLayout *r, bool overlap,
                                    double *seconds, Error *err) {
-    static const char *const recompute[] = {"none", "gelu", "none", "layer", "rest"};  // by LayerRecompute
+    static const char *const recompute[] = {"none", "gelu", "none", "layer"};  // by LayerRecompute
     char command[4096], layout[512], line[1024], model[64] = "", said[200] = "it said nothing";
     if (r->KV) snprintf(model, sizeof model, "--model nemotron --kv-heads %zu", r->KV);
     if (r->shard) snprintf(layout, sizeof layout, "--shard %zu", r->shard);

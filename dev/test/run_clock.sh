@@ -62,7 +62,6 @@ same_as_all_ranks() {  # same_as_all_ranks RANKS TRAINER FLAGS...: a simulation 
 }
 same_as_all_ranks 1 train_gpt
 same_as_all_ranks 1 train_gpt --recompute layer
-same_as_all_ranks 1 train_gpt --recompute rest
 same_as_all_ranks 2 train_gpt_tp
 same_as_all_ranks 4 train_gpt_tp --sequence-parallel 1
 same_as_all_ranks 4 train_data

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# run_lessons.sh: the trainers are lessons, and these numbers keep them so: the length of each, the lines that it adds to
+# run_lessons.sh: the trainers are lessons, and these numbers keep them so: the size of each in tokens, of what it adds to
 # its parent and removes from it, where the mathematics begins, and that later lessons insert into a layer and rewrite
-# none of it. `make lessons` shows these diffs. Ends with `N passed, N failed`.
+# none of it. Lines are free, as long as each has one statement and is easy to read. `make lessons` shows the diffs. Ends
+# with `N passed, N failed`.
 . "$(dirname "$0")/report.sh"
 export LC_ALL=C.UTF-8  # a line's length is in characters
 
@@ -10,29 +11,73 @@ at_most() {  # at_most VALUE BOUND NAME
     report $? "$3: $1, at most $2"
 }
 
-# ---- lengths --------------------------------------------------------------------------------------------------------
+# ---- sizes ----------------------------------------------------------------------------------------------------------
 
-lines() { at_most "$(wc -l <"$1")" "$2" "lines of $1"; }
-# edge PARENT CHILD ADDED REMOVED: bounds for the lines of a diff.
+# tokens FILE...: names, numbers, strings and operators outside comments, one a line.
+tokens() {
+    cat "$@" | awk '
+        {
+            for (left = $0; left != ""; left = substr(left, RLENGTH + 1)) {
+                if (inside) {  # a comment of several lines
+                    at = index(left, "*/")
+                    RLENGTH = at ? at + 1 : length(left)
+                    inside = !at
+                } else if (match(left, /^[ \t]+/)) {
+                } else if (match(left, /^\/\/.*/)) {
+                } else if (match(left, /^\/\*/)) {
+                    inside = 1
+                } else {
+                    if (!match(left, /^"([^"\\]|\\.)*"/) && !match(left, /^\047([^\047\\]|\\.)*\047/) &&
+                        !match(left, /^[A-Za-z_][A-Za-z0-9_]*/) && !match(left, /^[0-9][A-Za-z0-9_.]*/)) RLENGTH = 1
+                    print substr(left, 1, RLENGTH)
+                }
+            }
+        }'
+}
+
+# reads FILE TOKENS: bounds for the tokens of a trainer, for its lines' widths and for how much stands on a line.
+reads() {
+    local count lines wide tenth
+    count=$(tokens "$1" | wc -l)
+    read -r lines tenth wide < <(awk 'NF { print length($0) }' "$1" | sort -n |
+        awk '{ width[NR] = $1 } END { print NR, width[1 + int(0.9 * (NR - 1))], width[NR] }')
+    at_most "$count" "$2" "tokens of $1"
+    at_most $((10 * count)) $((105 * lines)) "tenths of a token of $1, where its lines have 10.5 tokens on average"
+    at_most "$wide" 100 "columns of the longest line of $1"
+    at_most "$tenth" 92 "columns of nine tenths of the lines of $1"
+}
+reads train_gpt.cu 3150
+reads train_gpt_tp.cu 4554
+reads train_gpt_pp.cu 6208
+reads train_gpt_3d.cu 7172
+reads dev/lessons/train_data.cu 4143
+reads dev/lessons/train_context.cu 6417
+reads dev/lessons/train_moe.cu 5622
+reads dev/lessons/train_fsdp.cu 5078
+reads dev/lessons/train_llama.cu 8014
+reads dev/lessons/train_zero_bubble.cu 7674
+
+lessons=(train_gpt*.cu dev/lessons/*.cu)
+packed=$(sed 's|//.*||; s|"[^"]*"||g; s/for (.*) *//' "${lessons[@]}" | grep -cE ';.*[^ }]|, take\(')
+[ "$packed" = 0 ]
+report $? "no line of a trainer has two statements: $packed"
+
+# edge PARENT CHILD ADDED REMOVED: bounds for the tokens of a diff.
 edge() {
     local difference
-    difference=$(diff "$1" "$2")
-    at_most "$(grep -c '^>' <<<"$difference")" "$3" "lines that $2 adds to $1"
-    at_most "$(grep -c '^<' <<<"$difference")" "$4" "lines of $1 that $2 removes"
+    difference=$(diff <(tokens "$1") <(tokens "$2"))
+    at_most "$(grep -c '^>' <<<"$difference")" "$3" "tokens that $2 adds to $1"
+    at_most "$(grep -c '^<' <<<"$difference")" "$4" "tokens of $1 that $2 removes"
 }
-lines train_gpt.cu 235
-lines train_gpt_tp.cu 400
-lines train_gpt_pp.cu 500
-lines train_gpt_3d.cu 580
-edge train_gpt.cu train_gpt_tp.cu 170 25
-edge train_gpt_tp.cu train_gpt_pp.cu 170 35
-edge train_gpt_pp.cu train_gpt_3d.cu 90 9
-edge train_gpt_3d.cu dev/lessons/train_zero_bubble.cu 120 60
-edge train_gpt.cu dev/lessons/train_data.cu 110 15
-edge dev/lessons/train_data.cu dev/lessons/train_context.cu 160 15
-edge dev/lessons/train_data.cu dev/lessons/train_moe.cu 170 33
-edge dev/lessons/train_data.cu dev/lessons/train_fsdp.cu 130 15
-edge train_gpt_3d.cu dev/lessons/train_llama.cu 220 90
+edge train_gpt.cu train_gpt_tp.cu 1471 67
+edge train_gpt_tp.cu train_gpt_pp.cu 1688 34
+edge train_gpt_pp.cu train_gpt_3d.cu 970 6
+edge train_gpt_3d.cu dev/lessons/train_zero_bubble.cu 921 419
+edge train_gpt.cu dev/lessons/train_data.cu 1004 11
+edge dev/lessons/train_data.cu dev/lessons/train_context.cu 2336 62
+edge dev/lessons/train_data.cu dev/lessons/train_moe.cu 1685 206
+edge dev/lessons/train_data.cu dev/lessons/train_fsdp.cu 1011 76
+edge train_gpt_3d.cu dev/lessons/train_llama.cu 1286 444
 for lesson in dev/lessons/*.cu; do
     parent=$(sed -n '2s,^// parent: ,,p' "$lesson")
     [ -f "$parent" ]
@@ -41,8 +86,10 @@ done
 shown=$(dev/lessons.sh | grep -c '^====')
 [ "$shown" = $((3 + $(find dev/lessons -name '*.cu' | wc -l))) ]
 report $? "make lessons prints every edge of the tree: $shown"
-begin=$(grep -n -m1 '^static void layer_forward(' train_gpt.cu | cut -d: -f1)
-at_most "${begin:-9999}" 120 'line of train_gpt.cu at which the mathematics begins (layer_forward)'
+begin=$(sed '/^static void layer_forward(/,$d' train_gpt.cu >"$dir/before" && tokens "$dir/before" | wc -l)
+grep -q '^static void layer_forward(' train_gpt.cu && [ "$begin" -gt 0 ]
+report $? 'train_gpt.cu has a layer_forward'
+at_most "$begin" 717 'tokens of train_gpt.cu before the mathematics begins (layer_forward)'
 
 mapfile -t sources < <(find . -path ./build -prune -o -type f -regex '.*\.\(c\|h\|cu\|cuh\)' -print)
 long=$(grep -nE '^.{121,}' "${sources[@]}" | cut -d: -f1,2)
@@ -54,10 +101,10 @@ behind=$(${CXX:-g++} -x c++ -std=c++17 -fopenmp -Illmc/cpu -Illmc/mpi -I. -DPREC
 [ "$(wc -w <<<"$behind")" -gt 20 ]
 report $? 'the headers that train_gpt.cu includes are known'
 # shellcheck disable=SC2086
-at_most "$(cat $behind | wc -l)" 7949 'lines of headers behind train_gpt.cu on a GPU build'
+at_most "$(tokens $behind | wc -l)" 76559 'tokens of headers behind train_gpt.cu on a GPU build'
 # A header that a lesson behind the four brings says so in its second line: `// lesson: moe`.
 mapfile -t library < <(find llmc -type f -exec sh -c 'sed -n 2p "$1" | grep -q "^// lesson: " || echo "$1"' _ {} \;)
-at_most "$(cat "${library[@]}" | wc -l)" 13829 'lines of llmc/ without the headers of lessons behind the four'
+at_most "$(tokens "${library[@]}" | wc -l)" 131054 'tokens of llmc/ without the headers of lessons behind the four'
 twins=$(printf '%s\n' "${library[@]##*/}" | sed 's/\..*//' | sort | uniq -d | xargs)
 [ -z "$twins" ]
 report $? "no two headers of llmc/ have one name${twins:+, but $twins}"
@@ -69,9 +116,10 @@ body() {
     sed -n "/^static void $2(/,/^}/p" "$1" | sed 's|//.*||' | tr '\n' ' ' | tr -s ' ' | sed 's/\([;{}]\) */\1\n/g'
 }
 
-# Renames tensor parallelism's arguments as in train_gpt.cu: f's output is the layernorm's.
-handed_over='s/, ln\([12]\),/, a->ln\1.out,/g'
-operators='\b[fg]_(forward|backward|again)[a-z_]*\('
+# Renames tensor parallelism's arguments as in train_gpt.cu: f's output is the layernorm's, its gradient is dnorm, and
+# g's output is proj.
+handed_over='s/, ln\([12]\),/, a->ln\1.out,/g; s/, dln[12],/, m->dnorm,/g; s/, proj,/, m->proj,/g'
+operators='\b[fg]_(forward|backward|gather_again)[a-z_]*\('
 
 for function in layer_forward layer_backward; do
     difference=

@@ -191,7 +191,7 @@ while read -r cluster gpus batch sizes; do
     ran=0
     for ((i = 0; i < 500 && ran < (${PLAN_BY_HAND:-24} + 5) / 6; i++)); do
         pick t 1 2 4 8 && pick p 1 1 2 4 8 && pick b 1 1 2 2 4 8 && pick v 1 1 2 3 && pick zero 1 1 0 && pick sp 1 0
-        pick schedule 1f1b gpipe zb-h1 && pick recompute none none gelu rest layer && pick shard 0 0 0 0 0 2 3
+        pick schedule 1f1b gpipe zb-h1 && pick recompute none none gelu layer layer && pick shard 0 0 0 0 0 2 3
         [ $((gpus % (t * p))) = 0 ] || continue
         flags="--tensor $t --pipeline $p --data $((gpus / t / p)) --zero $zero --sequence-parallel $sp"
         if [ "$p" -gt 1 ] && [ "$v" -gt 1 ]; then flags+=" --virtual $v"; fi

@@ -228,7 +228,7 @@ static const Row ROWS[] = {
     {0, 1, 1, 1, 1, "--recompute layer", false},
     {0, 1, 1, 1, 4, "", false},
     {0, 2, 1, 1, 1, "", true},
-    {0, 4, 1, 1, 1, "--recompute rest", false},
+    {0, 4, 1, 1, 1, "--recompute layer", false},
     {0, 2, 1, 1, 1, "--sequence-parallel 1", true},
     {0, 4, 1, 1, 2, "--sequence-parallel 1 --recompute gelu", false},
     {0, 1, 1, 2, 1, "", true},
@@ -250,7 +250,7 @@ static const Row ROWS[] = {
     {2, 1, 1, 1, 1, "", true},
     {2, 4, 1, 1, 1, "--sequence-parallel 1", false},
     {2, 1, 2, 2, 1, "--schedule gpipe", false},
-    {2, 2, 2, 2, 1, "--sequence-parallel 1 --virtual 2 --recompute rest", true},
+    {2, 2, 2, 2, 1, "--sequence-parallel 1 --virtual 2 --recompute layer", true},
 };
 
 enum { NUM_ROWS = sizeof ROWS / sizeof *ROWS };

@@ -194,7 +194,7 @@ typedef struct {
 } Bits;
 
 static const Bits BITS[] = {
-    {"", "", 1}, {"--recompute gelu", "", 1}, {"--recompute layer", "", 1}, {"--recompute rest", "", 1},
+    {"", "", 1}, {"--recompute gelu", "", 1}, {"--recompute layer", "", 1},
     {"--overlap 0", "", 1}, {"--debug-replicas 1", "", 1}, {"--trace trace.json", "", 1},
     {"", "CPU_STREAM_ORDER=random:%d", 4}, {"", "CPU_THREAD_ORDER=random:%d", 2},
     {"--overlap 0", "CPU_STREAM_ORDER=random:%d", 1},

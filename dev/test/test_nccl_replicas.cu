@@ -60,7 +60,7 @@ int main(int argc, char **argv) {
     CUDA_CHECK(cudaFree(m->state.params));
     free(m->w);
     free(m->state.host_pieces);
-    free(m->part.host_pieces);
+    free(m->share.host_pieces);
     table_free(&m->table);
     int code = check_summary(&c);
     job_finish(&m->job);

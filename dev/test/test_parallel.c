@@ -236,7 +236,6 @@ static const TrafficRow TRAFFIC[] = {
     {{"_tp", 2, 1, 1, 1, "--recompute layer", false}, 2},
     {{"_tp", 4, 1, 1, 1, "--sequence-parallel 1", false}, 2},
     {{"_tp", 2, 1, 1, 1, "--sequence-parallel 1 --recompute layer", true}, 2},
-    {{"_tp", 2, 1, 1, 1, "--sequence-parallel 1 --recompute rest", false}, 2},
     {{"_pp", 1, 1, 4, 1, "", true}, 1},
     {{"_pp", 1, 1, 2, 2, "", false}, 1},
     {{"_pp", 2, 1, 4, 1, "", false}, 1},
@@ -578,8 +577,9 @@ static void memory_over_recomputation(Context *x, double MiB) {
         int in_flight;  // micro-batches on stage 0
     } ROWS[] = {{{"", 1, 1, 1, 1, "", true}, 1},
                 {{"_tp", 4, 1, 1, 1, "--sequence-parallel 1", true}, 1},
-                {{"_pp", 2, 1, 2, 1, "", true}, 2}};
-    static const char *const HOW[] = {"none", "gelu", "rest", "layer"};
+                {{"_pp", 2, 1, 2, 1, "", true}, 2},
+                {{"context", 1, 1, 1, 1, "", true}, 1}};
+    static const char *const HOW[] = {"none", "gelu", "layer", "rest"};  // the last one is train_context's
     printf("     activations of rank 0 by --recompute, the same model; MiB\n"
            "     %-34s %9s %9s %9s %9s   formulas of what is saved\n",
            "", HOW[0], HOW[1], HOW[2], HOW[3]);
@@ -590,10 +590,11 @@ static void memory_over_recomputation(Context *x, double MiB) {
         double layer = (N * C * w * (3 / rows + 12.0 / g.t) + 16 * N / rows + B * NH * (double)T * 4 / g.t) / MiB;
         double attention = (N * C * w / g.t + B * NH * (double)T * 4 / g.t) / MiB;
         double shared = ROWS[i].in_flight * (L / g.p) - 1;
+        bool rest = strcmp(g.trainer, "context") == 0;
         char flags[128], name[128];
         Started s;
         if (g.t * g.p > max_ranks(x)) continue;
-        for (int how = 0; how < 4; how++) {
+        for (int how = 0; how < (rest ? 4 : 3); how++) {
             snprintf(flags, sizeof flags, "%s --recompute %s", ROWS[i].grid.flags, HOW[how]);
             g.flags = flags;
             kept[how] = dry_run(x, &g, LARGE "--layers 8 --micro-batch 4 --global-batch 16").activations;
@@ -601,12 +602,13 @@ static void memory_over_recomputation(Context *x, double MiB) {
         g.flags = ROWS[i].grid.flags;
         start_of(&g, &s);
         snprintf(name, sizeof name, "%s", s.name);
+        if (!rest) kept[3] = kept[2] + shared * attention;
         printf("     %-34s %9.1f %9.1f %9.1f %9.1f   %.1f %.1f %.1f\n", name, kept[0], kept[1], kept[2], kept[3],
-               shared * gelu, shared * (layer - attention), shared * layer);
+               shared * gelu, shared * layer, shared * (layer - attention));
         check(&x->check, near(kept[0] - kept[1], shared * gelu, 0.11) &&
-              near(kept[0] - kept[3], shared * layer, 0.11) && near(kept[2] - kept[3], shared * attention, 0.11),
-              "memory %s: --recompute gelu saves the GELU of %g layers, layer all but their inputs, rest keeps "
-              "attention's output and lse", name, shared);
+              near(kept[0] - kept[2], shared * layer, 0.11) && near(kept[3] - kept[2], shared * attention, 0.11),
+              "memory %s: --recompute gelu saves the GELU of %g layers, layer all but their inputs%s", name, shared,
+              rest ? ", rest keeps attention's output and lse" : "");
     }
 }
 

@@ -118,8 +118,10 @@ static inline void virtual_print(const Trainer *m, const CpuStep *steps) {
     double seconds = 1e-3 * steps[0].ms, model = count_flops(&m->config, tokens, m->opt.seq), done = model;
     // Of 96 B T L C^2 (1 + T/6C + V/16LC) the head, which is not computed again, has 72 V/16LC.
     double head = 6.0 * tokens * (double)m->config.V * (double)m->config.C;
-    size_t scores = m->opt.recompute == RECOMPUTE_REST ? 0 : m->opt.seq;  // of a token, that are computed again
-    if (m->opt.recompute >= RECOMPUTE_REST) done += (count_flops(&m->config, tokens, scores) - head) / 3;
+    bool but_attention = m->opt.recompute == RECOMPUTE_BUT_ATTENTION;
+    size_t scores = but_attention ? 0 : m->opt.seq;  // of a token, that are computed again
+    if (but_attention || m->opt.recompute == RECOMPUTE_LAYER)
+        done += (count_flops(&m->config, tokens, scores) - head) / 3;
     printf("\nvirtual time on %s: the last step, of %.0f of %d ranks%s\n", cpu_clock().cluster.name, n, m->job.size,
            n < gpus ? ", each of which stands for those that do the same" : "");
     printf("step %.9f s | %.0f tokens/s | %.1f TFLOP/s a GPU, %.1f with what is recomputed | MFU %.1f%% | "

@@ -4,7 +4,8 @@
 #ifndef LLMC_CHOICES_H
 #define LLMC_CHOICES_H
 
-enum { RECOMPUTE_NONE, RECOMPUTE_GELU, RECOMPUTE_REST, RECOMPUTE_LAYER };  // --recompute: each keeps less
+// --recompute: what backward computes again. The last one is train_context's, and keeps attention's output.
+enum { RECOMPUTE_NONE, RECOMPUTE_GELU, RECOMPUTE_LAYER, RECOMPUTE_BUT_ATTENTION };
 
 #define LR_SCHEDULES "cosine|linear"  // --lr-schedule, in the order of LRSchedule
 

@@ -15,6 +15,7 @@
 typedef struct {
     size_t T, c, rank;  // ranks that share the sequence, and this one's number among them
     int ring, zigzag;   // 0 or 1: --context-by, --context-layout
+    int recompute;      // RECOMPUTE_*: --recompute, which has one choice more here
 } Context;
 
 static const Field CONTEXT_OPTIONS[] = {
@@ -25,13 +26,16 @@ static const Field CONTEXT_OPTIONS[] = {
      "how queries meet other ranks' keys"},
     {"context-layout", FIELD_CHOICE, offsetof(Context, zigzag), "zigzag", 0, 0, OPTION_BASIC,
      "contiguous|zigzag", "which tokens a rank has"},
+    {"recompute", FIELD_CHOICE, offsetof(Context, recompute), "none", 0, 0, 0, "none|gelu|layer|rest",
+     "what backward computes again and does not keep (rest: a layer but for attention)"},
 };
 enum { CONTEXT_OPTION_ROWS = sizeof CONTEXT_OPTIONS / sizeof CONTEXT_OPTIONS[0] };
 
-// Tells the other options how many ranks share a sequence.
-static inline bool context_sizes(Options *o, const void *own, Error *err) {
+// Tells the other options how many ranks share a sequence, and what is computed again.
+static inline bool context_sizes(Options *o, const void *flags, Error *err) {
     (void)err;
-    o->context = ((const Context *)own)->c;
+    o->context = ((const Context *)flags)->c;
+    o->recompute = ((const Context *)flags)->recompute;
     return true;
 }
 
@@ -77,9 +81,9 @@ typedef struct {
 // The queries of rank i of c and the keys of rank r, T rows each. Zigzag: what is not the rank's own is a rectangle of
 // T * T / 2 scores, whoever the other is.
 static inline TokenPair token_pair(size_t T, size_t i, size_t r, bool zigzag) {
-    TokenPair own = {0, T, 0, T, false}, first_half = {0, T, 0, T / 2, true}, last_half = {T / 2, T / 2, 0, T, true},
+    TokenPair same = {0, T, 0, T, false}, first_half = {0, T, 0, T / 2, true}, last_half = {T / 2, T / 2, 0, T, true},
               all = {0, T, 0, T, true}, none = {0, 0, 0, 0, true};
-    if (r == i) return own;
+    if (r == i) return same;
     if (zigzag) return r < i ? first_half : last_half;
     return r < i ? all : none;
 }

@@ -145,7 +145,7 @@ static const Field OPTIONS[] = {
     REAL("dropout", dropout, "0", 0, 0.99, 0, "of embedding, attention and both residual branches in training"),
     {"seed", FIELD_SEED, offsetof(Options, seed), "1337", 0, 0x1p64, 0, "N",
      "of weights, shuffling, dropout and samples"},
-    CHOICE("recompute", recompute, "none", 0, "none|gelu|rest|layer", "computed again (rest: not attention)"),
+    CHOICE("recompute", recompute, "none", 0, "none|gelu|layer", "what backward computes again and does not keep"),
 
     GROUP("Reports", OPTION_BASIC),
     SIZE("val-every", val_every, NULL, 0, 1e15, OPTION_TRAINS,

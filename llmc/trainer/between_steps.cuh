@@ -188,11 +188,9 @@ static inline bool sample_goes_on(Trainer *m) {
     return true;
 }
 
-// Draws the next token from logits (Vp) on the device, which the last stage has.
-static inline void sample_append(Trainer *m, floatX *logits) {
+// Draws the next token from logits (Vp) on the device. ranks.cuh has another one for ranks that share them.
+static inline void sample_append(Trainer *m, const floatX *logits) {
     Sample *s = &m->sample;
-    if (m->grid.p > 1)
-        NCCL_CHECK(ncclBroadcast(logits, logits, m->config.Vp, NCCL_FLOATX, m->last_stage, m->job.world, m->stream));
     trainer_synchronize(m);
     float *host = (float *)host_alloc(m->config.Vp, sizeof(float));
     state_download(host, logits, m->config.Vp);

@@ -42,7 +42,6 @@ typedef struct {
     int device, devices;                     // this rank's, and how many it sees: 0 without a driver
     ncclComm_t world;
     ncclComm_t groups[JOB_GROUPS];           // [group_count] split from the world, for job_finish to destroy
-    bool is_link[JOB_GROUPS];                // [group_count] of two neighbouring stages, for messages only
     size_t group_count;
 } Job;
 

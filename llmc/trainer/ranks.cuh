@@ -4,12 +4,12 @@
 // On GPUs some things happen at first use, on the host, and may wait for all that is in flight: NCCL connects two ranks
 // at their first message, and a communicator at its first collective of each kind and size; CUDA loads a kernel at its
 // first launch. Beside a receive whose sender waits for us, that is a circle. So, before any training traffic:
-//   1. the trainer's connect: a first message on each link, in ascending order, waited for;
-//   2. job_warm_up: every kind of collective on every communicator, small and large, waited for;
-//   3. the trainer's connect: a micro-batch forward and backward, twice: the second has dropout, and adds to gradients.
+//   1. job_warm_up: every kind of collective on every communicator, small and large, waited for;
+//   2. trainer_warm_up: a small batch forward and backward, without messages, twice: the second has dropout;
+//   3. trainer_link (stages.cuh): a first message on each link, in ascending order, waited for.
 // The stand-ins refuse what does not keep to this (llmc/mpi/communicator.h), so that it is tested without a GPU.
 //
-// defines: job_first_difference, job_split, job_split_grid, job_split_link, job_warm_up, trainer_warm_up,
+// defines: job_first_difference, job_split, job_split_grid, job_warm_up, trainer_warm_up, wait_for, sample_append,
 //          replicas_check, trainer_check_replicas, trainer_open, event_create, bucket_count, zero_gradient,
 //          sum_gradient, trainer_copy
 #ifndef LLMC_RANKS_CUH
@@ -17,8 +17,6 @@
 
 #include "llmc/host/options_ranks.h"
 #include "llmc/trainer.cuh"
-
-enum { LINK_BLOCKS = 4 };  // of a link's kernels: each fills a multiprocessor, and a receive waits long
 
 static constexpr size_t WARM_UP_BYTES = 64 << 20;  // of the largest message in job_warm_up
 
@@ -57,7 +55,6 @@ static inline ncclComm_t job_split(Job *job, const int *ranks, size_t count, con
     (void)purpose, (void)groups, (void)waited;
     NCCL_CHECK(ncclCommSplit(job->world, color, key, &comm, &config));
     if (!comm) return NULL;
-    job->is_link[job->group_count] = blocks > 0;
     return job->groups[job->group_count++] = comm;
 }
 
@@ -69,15 +66,6 @@ static inline ncclComm_t job_split_grid(Job *job, const Grid *grid, char group, 
     ncclComm_t comm = job_split(job, ranks, count, purpose, 0, grid->world / length, waited);
     free(ranks);
     return comm;
-}
-
-// Returns the communicator of a link, two ranks of which 0 sends to 1, if this rank is at one of its ends; else NULL.
-// All ranks call it. from, to: stages; ranks of the same tensor and data coordinates are linked.
-static inline ncclComm_t job_split_link(Job *job, const Grid *grid, int from, int to) {
-    bool mine = (int)grid->p_rank == from || (int)grid->p_rank == to;
-    int ends[2] = {grid_rank_at(grid, grid->t_rank, grid->d_rank, (size_t)from),
-                   grid_rank_at(grid, grid->t_rank, grid->d_rank, (size_t)to)};
-    return job_split(job, ends, mine ? 2 : 0, "pipeline", LINK_BLOCKS, 0, false);
 }
 
 // Connects a communicator for collectives: a few bytes, then `bytes`, the same on all ranks. scratch: so many bytes on
@@ -101,19 +89,47 @@ static inline void job_warm_up(ncclComm_t comm, void *scratch, size_t bytes, cud
     }
 }
 
-// First collectives on all communicators but the links, before anything else is in flight. They overwrite buffers.
-// The batch that the trainer's connect then goes through becomes zero.
-static inline void trainer_warm_up(Trainer *m) {
+// Warms up: first collectives on all communicators, then run_batch over at most two micro-batches, twice: the second
+// one has dropout, and the second micro-batch adds to gradients. The trainer's messages come after: until it has
+// connected them, run_batch has to go on without. Overwrites buffers. run_batch: NULL for trainers without messages.
+template <class Model>
+static inline void trainer_warm_up(Model *m, void (*run_batch)(Model *m, bool training) = NULL) {
     const Arena *larger = m->gradients.used > m->activations.used ? &m->gradients : &m->activations;
-    size_t tokens = m->micros * m->B * m->T * sizeof(int), bytes = larger->used;
+    size_t tokens = m->micros * m->B * m->T * sizeof(int), bytes = larger->used, micros = m->micros;
     if (bytes > WARM_UP_BYTES) bytes = WARM_UP_BYTES;
     MPI_Allreduce(MPI_IN_PLACE, &bytes, 1, MPI_UINT64_T, MPI_MIN, MPI_COMM_WORLD);  // the rank with the least room
     job_warm_up(m->job.world, larger->base, bytes, m->stream);
-    for (size_t i = 0; i < m->job.group_count; i++)
-        if (!m->job.is_link[i]) job_warm_up(m->job.groups[i], larger->base, bytes, m->stream);
+    for (size_t i = 0; i < m->job.group_count; i++) job_warm_up(m->job.groups[i], larger->base, bytes, m->stream);
     CUDA_CHECK(cudaMemset(m->inputs, 0, tokens));
     CUDA_CHECK(cudaMemset(m->targets, 0, tokens));
     CUDA_CHECK(cudaDeviceSynchronize());
+    if (!run_batch || m->job.size == 1) return;
+
+    m->micros = micros < 2 ? micros : 2;
+    for (int dropout = 0; dropout < 2; dropout++) {
+        trainer_set_dropout(m, dropout);
+        run_batch(m, true);
+    }
+    m->micros = micros;
+    CUDA_CHECK(cudaDeviceSynchronize());
+}
+
+// Lets the compute stream wait for an event, if it was ever recorded. The span shows exposed communication. The host
+// waits, too, while a sample of text runs: its products have new shapes, which load kernels.
+static inline void wait_for(Trainer *m, cudaEvent_t event, const char *name) {
+    Span span(m, m->stream, name);
+    CUDA_CHECK(cudaStreamWaitEvent(m->stream, event, 0));
+    if (m->sample.running) trainer_synchronize(m);
+}
+
+// Draws the next token. logits: (Vl), of the last stage's ranks, which `tensor` connects; nothing on other stages.
+static inline void sample_append(Trainer *m, const floatX *logits, ncclComm_t tensor) {
+    floatX *all = m->sample_logits;
+    if (m->grid.t * m->grid.p == 1) return sample_append(m, logits);
+    if (m->table.shard.head) NCCL_CHECK(ncclAllGather(logits, all, m->Vl, NCCL_FLOATX, tensor, m->stream));
+    if (m->grid.p > 1)
+        NCCL_CHECK(ncclBroadcast(all, all, m->config.Vp, NCCL_FLOATX, m->last_stage, m->job.world, m->stream));
+    sample_append(m, all);
 }
 
 // Compares the ranks that hold the same part of the same tensor, by a 64-bit hash (FNV-1a) of its weights. Collective.
@@ -204,12 +220,15 @@ static inline void zero_gradient(Trainer *m, int kind) {
     CUDA_CHECK(cudaMemsetAsync(m->state.grads + x->offset, 0, x->size * sizeof(float), m->stream));
 }
 
-// Sums the gradient of a tensor outside the layers over the ranks of a communicator; NULL: nothing to do.
+// Sums the gradient of a tensor outside the layers over the ranks of a communicator, as far as
+// this rank updates the tensor: 1/d of it with ZeRO. NULL: nothing to do.
 static inline void sum_gradient(Trainer *m, int kind, ncclComm_t comm) {
-    if (!comm) return;
-    float *dx = m->dw[0][kind];
-    size_t count = table_find(&m->table, kind, 0)->size;
-    NCCL_CHECK(ncclAllReduce(dx, dx, count, ncclFloat, ncclSum, comm, m->stream));
+    for (size_t i = 0; comm && i < m->state.piece_count; i++) {
+        const Piece *x = &m->state.host_pieces[i];
+        if (m->table.tensors[x->tensor].spec->kind != kind) continue;
+        float *dx = m->state.grads + x->lo;
+        NCCL_CHECK(ncclAllReduce(dx, dx, x->hi - x->lo, ncclFloat, ncclSum, comm, m->stream));
+    }
 }
 
 // Copies floatX within the device, on the compute stream.

@@ -107,7 +107,7 @@ static inline bool trainer_files(Trainer *m, const char *from, const char *began
 // Sets the widths of a rank that has 1/t of each: channels of heads, heads, hidden units and rows of the vocabulary.
 static inline void trainer_sizes(Trainer *m, size_t t) {
     const GPTConfig *c = &m->config;
-    m->A = c->C / t, m->NH = c->NH / t, m->F = config_dimension(c, 'F') / t, m->Vl = c->Vp / t;
+    m->A = c->C / t, m->NHl = c->NH / t, m->F = config_dimension(c, 'F') / t, m->Vl = c->Vp / t;
 }
 
 // The next batch has so many sequences, on all data ranks together.
@@ -168,18 +168,18 @@ static inline void trainer_open(Trainer *m, int argc, char **argv) {
 }
 
 // Takes this rank's part of the model.
-static inline void trainer_shard(Trainer *m, Shard part) {
-    m->table = table_make(&m->config, part);
-    state_create(&m->part, &m->table);
+static inline void trainer_shard(Trainer *m, Shard mine) {
+    m->table = table_make(&m->config, mine);
+    state_create(&m->share, &m->table);
     state_create(&m->state, &m->table);
 }
 
 // Counts the buffers that every trainer has, or sets their pointers. Returns the arena for the trainer's own. Unless
 // the trainer has said otherwise, this rank owns all of its part.
 static inline Arena *trainer_layout(Trainer *m) {
-    size_t N = m->B * m->T, layers = m->table.shard.n_layers, micros = m->micros > 1 ? m->micros : 2;  // 2 to warm up
+    size_t N = m->B * m->T, layers = m->table.shard.n_layers;
     if (!m->w) {
-        if (!m->part.owned) state_own(&m->part, 0, m->table.total);
+        if (!m->share.owned) state_own(&m->share, 0, m->table.total);
         if (!m->state.owned) state_own(&m->state, 0, m->table.total);
         m->adamw_blocks = adamw_number(m->state.host_pieces, m->state.piece_count);
         host_array(m->w, layers);
@@ -187,19 +187,20 @@ static inline Arena *trainer_layout(Trainer *m) {
     }
     m->weights.used = m->gradients.used = m->optimizer.used = m->activations.used = 0;
     state_layout(&m->state, &m->weights, &m->gradients, &m->optimizer);
-    m->part.grads = m->state.grads;
+    m->share.grads = m->state.grads;
     for (size_t i = 0; i < m->table.count; i++) {
         const Tensor *x = &m->table.tensors[i];
         m->w[x->held][x->spec->kind] = m->state.params + x->offset;
         m->dw[x->held][x->spec->kind] = m->state.grads + x->offset;
     }
     Arena *arena = &m->activations;
-    take(arena, m->loss_sums, micros), take(arena, m->inputs, m->micros * N), take(arena, m->targets, m->micros * N);
-    take(arena, m->losses, micros * 2 * N);
-    take(arena, m->part.pieces, m->part.piece_count), take(arena, m->norms, m->part.piece_count);
+    take(arena, m->loss_sums, m->micros), take(arena, m->inputs, m->micros * N), take(arena, m->targets, m->micros * N);
+    take(arena, m->losses, m->micros * 2 * N);
+    take(arena, m->share.pieces, m->share.piece_count), take(arena, m->norms, m->share.piece_count);
     take(arena, m->state.pieces, m->state.piece_count);
-    take(arena, m->norm_scratch, global_norm_scratch(m->part.piece_count, m->table.largest));
+    take(arena, m->norm_scratch, global_norm_scratch(m->share.piece_count, m->table.largest));
     take(arena, m->totals, count_tensors(&m->config) + TOTALS_EXTRA);
+    take(arena, m->sample_logits, m->grid.t * m->grid.p > 1 ? m->config.Vp : 0);
     return arena;
 }
 
@@ -267,15 +268,15 @@ static inline void trainer_start(Trainer *m) {
     CUDA_CHECK(cudaMallocHost((void **)&m->host_inputs, tokens));
     CUDA_CHECK(cudaMallocHost((void **)&m->host_targets, tokens));
     CUDA_CHECK(cudaMallocHost((void **)&m->host_sums, m->micros * sizeof(double)));
-    CUDA_CHECK(cudaMallocHost((void **)&m->host_norms, m->part.piece_count * sizeof(double)));
+    CUDA_CHECK(cudaMallocHost((void **)&m->host_norms, m->share.piece_count * sizeof(double)));
     CUDA_CHECK(cudaMallocHost((void **)&m->host_totals, (count_tensors(&m->config) + TOTALS_EXTRA) * sizeof(double)));
-    const State *states[] = {&m->part, &m->state};
+    const State *states[] = {&m->share, &m->state};
     for (const State *s : states)
         CUDA_CHECK(cudaMemcpy(s->pieces, s->host_pieces, s->piece_count * sizeof(Piece), cudaMemcpyHostToDevice));
     CUDA_CHECK(cudaDeviceSynchronize());  // copies of pageable memory may still be on their way
     trainer_set_dropout(m, false);
-    global_norm_squared(m->norms, m->norm_scratch, m->state.grads, m->part.pieces, m->part.piece_count,
-                        m->table.largest, m->part.owned, m->stream);  // loads its kernels before any message
+    global_norm_squared(m->norms, m->norm_scratch, m->state.grads, m->share.pieces, m->share.piece_count,
+                        m->table.largest, m->share.owned, m->stream);  // loads its kernels before any message
     bool loaded = o->simulate || state_start(&m->state, from, o->resume != NULL, o->seed, &err);
     job_agree(&m->job, loaded, &err, 1);
     CUDA_CHECK(cudaDeviceSynchronize());  // memory is set on the default stream, which ours do not wait for

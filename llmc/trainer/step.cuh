@@ -96,7 +96,7 @@ static inline void trainer_dump_gradients(Trainer *m) {
     bool first = m->job.rank == 0, ok = path_print(tmp, &err, GRADIENTS_UNFINISHED, path);
     ok = ok && (!first || slices_create(tmp, GRADIENTS_START, &m->config, STATE_WEIGHTS, STATE_WEIGHTS, ST_F32, &err));
     job_agree(&m->job, ok, &err, 1);
-    job_agree(&m->job, state_save(&m->part, tmp, NULL, &err), &err, 1);
+    job_agree(&m->job, state_save(&m->share, tmp, NULL, &err), &err, 1);
     ok = !first || rename(tmp, path) == 0 || error_set(&err, "cannot write %s: %s", path, strerror(errno));
     job_agree(&m->job, ok, &err, 1);
 }
@@ -151,15 +151,15 @@ static inline void trainer_norm_failed(Trainer *m, const StepReport *report, con
 // double on the device, then over the ranks, then in the order of the whole model's table. Ends the run if one is not
 // finite, or if a rank could not read its data.
 static inline void trainer_norm(Trainer *m, StepReport *report) {
-    size_t count = m->part.piece_count, tensors = count_tensors(&m->config);
+    size_t count = m->share.piece_count, tensors = count_tensors(&m->config);
     double *totals = m->host_totals, sum = 0.0;
-    global_norm_squared(m->norms, m->norm_scratch, m->state.grads, m->part.pieces, count, m->table.largest,
-                        m->part.owned, m->stream);
+    global_norm_squared(m->norms, m->norm_scratch, m->state.grads, m->share.pieces, count, m->table.largest,
+                        m->share.owned, m->stream);
     CUDA_CHECK(cudaMemcpyAsync(m->host_norms, m->norms, count * sizeof(double), cudaMemcpyDeviceToHost, m->stream));
     double loss = trainer_loss_share(m);
     memset(totals, 0, tensors * sizeof(double));
     for (size_t i = 0; i < count; i++) {
-        const Tensor *x = &m->table.tensors[m->part.host_pieces[i].tensor];
+        const Tensor *x = &m->table.tensors[m->share.host_pieces[i].tensor];
         if (x->counted) totals[x->id] += m->host_norms[i];
     }
     report->loss = trainer_sum(m, tensors, loss);
