@@ -712,7 +712,7 @@ declare -A PARENTS=([train_gpt_tp.cu]=train_gpt.cu [train_gpt_pp.cu]=train_gpt_t
 
 passed=0 failed=0
 for name in "${names[@]}"; do
-    page=$(grep -l "^<!-- table $name -->$" README.md doc/*/*.md)
+    page=$(grep -l "^<!-- table $name -->$" README.md doc/*/*.md dev/scale/README.md dev/results/*.md)
     if [ -z "$page" ] || ! "table_$name" >"$dir/new"; then
         echo "FAIL table $name: ${page:-is on no page}"
         failed=$((failed + 1))

@@ -77,7 +77,7 @@ static inline bool log_scan(FILE *in, const char *path, size_t done, long *end, 
         ok = whole ? sscanf(line, LOG_START "%llu,", &step) == 1 : begins;
         bool eval = strstr(line, LOG_EVAL) != NULL;
         if (ok && whole && (eval || step <= done) && *end == at) *end = at + (long)n;
-        else if (ok && whole && eval) fputs(line, evals);
+        else if (ok && whole && eval) fwrite(line, 1, (size_t)n, evals);
     }
     free(line);
     return ok || error_set(err, "line %zu of %s is no line of a training log: give --log another file", number, path);
@@ -122,7 +122,7 @@ static inline bool log_open(Log *log, const char *path, size_t done, size_t step
     bool ok = log_scan(log->json, path, done, &end, behind, err);
     fclose(behind);
     if (ok && ((done && ftruncate(fileno(log->json), end) != 0) || fseek(log->json, 0, SEEK_END) != 0 ||
-               (done && (fputs(evals, log->json) < 0 || fflush(log->json) != 0))))
+               (done && (fwrite(evals, 1, bytes, log->json) != bytes || fflush(log->json) != 0))))
         ok = error_set(err, "cannot write log %s: %s", path, strerror(errno));
     free(evals);
     if (ok && done == 0 && ftell(log->json) > 0 && (ok = log_set_aside(path, err))) {
