@@ -1,7 +1,7 @@
 // train_data.cu: train_gpt.cu plus data parallelism with a sharded optimizer (ZeRO stage 1, Rajbhandari et al. 2020).
 // parent: train_gpt.cu
 //
-// The d replicas share the global batch. A bucket of gradients (the embeddings, each layer, ln_f) is summed over them
+// The d replicas share the global batch. A bucket of gradients (wte, wpe, each layer, ln_f) is summed over them
 // by a reduce-scatter. ZeRO-1: each data rank then owns 1/d of every bucket, whatever tensors that cuts, updates it,
 // and the weights are gathered again while the next forward runs.
 //
@@ -215,10 +215,11 @@ static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, i
     floatX **w = m->w[0], *x = acts->residual[0];
     Span span(m, m->stream, "forward", micro);
     use_bucket(m, 0);
+    use_bucket(m, 1);
     encoder_forward(x, inputs, w[WTE], w[WPE], B, T, C, m->V0, m->Vl, m->stream);
     dropout_forward(x, drop(m, DROPOUT_EMBEDDING, 0), Nl, C, m->stream);
     for (size_t l = 0; l < L; l++) {
-        use_bucket(m, 1 + l);
+        use_bucket(m, 2 + l);
         layer_forward(m, l, &acts->layers[l], acts->residual[l + 1], acts->residual[l], B, T);
     }
     use_bucket(m, bucket_count(m) - 1);
@@ -254,7 +255,7 @@ static void backward(GPT *m, Acts *acts, const int *inputs, int micro) {
     Span span(m, m->stream, "backward", micro);
     for (size_t l = L; l-- > 0;) {
         layer_backward(m, l, &acts->layers[l], acts->residual[l], add);
-        if (reduce_now(m, micro)) reduce_bucket(m, 1 + l);
+        if (reduce_now(m, micro)) reduce_bucket(m, 2 + l);
     }
     const floatX *dout = dropout_backward(dx, dx, drop(m, DROPOUT_EMBEDDING, 0), Nl, C, m->stream);
     encoder_backward(m->dw[0][WTE], m->dw[0][WPE], dout, inputs, B, T, C, m->config.maxT, m->V0, m->Vl, add, m->stream);
@@ -278,8 +279,8 @@ static void run_batch(GPT *m, bool training) {
 static void train_step(GPT *m) {
     StepReport report = trainer_begin_step(m);
     run_batch(m, true);
-    reduce_bucket(m, 0);  // the last to be complete: the encoder's gradient of wte adds to the head's
-    for (size_t b = m->opt.overlap ? bucket_count(m) : 1; b < bucket_count(m); b++) reduce_bucket(m, b);
+    // With overlap those of wte and wpe are left, which the encoder's gradient completes.
+    for (size_t b = 0; b < (m->opt.overlap ? 2 : bucket_count(m)); b++) reduce_bucket(m, b);
     CUDA_CHECK(cudaEventRecord(m->reduced_all, m->data_stream));
     if (m->grid.d > 1) wait_for(m, m->reduced_all, "wait data");
     trainer_norm(m, &report);

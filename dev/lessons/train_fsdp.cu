@@ -1,7 +1,7 @@
 // train_fsdp.cu: train_data.cu with gradients and weights sharded, too (ZeRO stages 2 and 3; FSDP, Zhao et al. 2023).
 // parent: dev/lessons/train_data.cu
 //
-// The d replicas share the global batch. A bucket of gradients (the embeddings, each layer, ln_f) is summed over them
+// The d replicas share the global batch. A bucket of gradients (wte, wpe, each layer, ln_f) is summed over them
 // by a reduce-scatter. ZeRO-1: each data rank then owns 1/d of every bucket, whatever tensors that cuts, updates it,
 // and the weights are gathered again while the next forward runs.
 //
@@ -105,7 +105,7 @@ static void shard(GPT *m) {
 
 // Returns the first bucket with the same window, where `count` layers have one: the embeddings and ln_f have their own.
 static size_t window_of(const GPT *m, size_t bucket, size_t count) {
-    return bucket == 0 || bucket + 1 == bucket_count(m) ? bucket : 1 + (bucket - 1) % count;
+    return bucket < 2 || bucket + 1 == bucket_count(m) ? bucket : 2 + (bucket - 2) % count;
 }
 
 // Takes memory for the windows, and points the weights and gradients of each tensor into the one of its bucket. A rank
@@ -208,7 +208,7 @@ static void gather_buckets(GPT *m, size_t first, size_t behind) {
 // Gathers the updated weights of all windows, in the order in which forward needs them.
 static void gather_weights(GPT *m) {
     memset(m->holds, 0, bucket_count(m) * sizeof *m->holds);
-    gather_buckets(m, 0, 1 + m->windows);
+    gather_buckets(m, 0, 2 + m->windows);
     gather_buckets(m, bucket_count(m) - 1, bucket_count(m));
 }
 
@@ -281,13 +281,14 @@ static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, i
     floatX **w = m->w[0], *x = acts->residual[0];
     Span span(m, m->stream, "forward", micro);
     use_bucket(m, 0);
+    use_bucket(m, 1);
     encoder_forward(x, inputs, w[WTE], w[WPE], B, T, C, m->V0, m->Vl, m->stream);
     dropout_forward(x, drop(m, DROPOUT_EMBEDDING, 0), Nl, C, m->stream);
-    gather_buckets(m, 1, 1 + m->windows);  // backward leaves the first layers there, and validation the last
+    gather_buckets(m, 2, 2 + m->windows);  // backward leaves the first layers there, and validation the last
     for (size_t l = 0; l < L; l++) {
-        use_bucket(m, 1 + l);
+        use_bucket(m, 2 + l);
         layer_forward(m, l, &acts->layers[l], acts->residual[l + 1], acts->residual[l], B, T);
-        if (l + m->windows < L) gather_buckets(m, 1 + l + m->windows, 2 + l + m->windows);
+        if (l + m->windows < L) gather_buckets(m, 2 + l + m->windows, 3 + l + m->windows);
     }
     use_bucket(m, bucket_count(m) - 1);
     layernorm_forward(acts->lnf, acts->residual[L], w[LNFW], w[LNFB], Nl, C, m->stream);
@@ -321,11 +322,11 @@ static void backward(GPT *m, Acts *acts, const int *inputs, int micro) {
     bool add = micro > 0;
     Span span(m, m->stream, "backward", micro);
     for (size_t l = L; l-- > 0;) {
-        use_bucket(m, 1 + l);
-        wait_for(m, m->reduced_window[window_of(m, 1 + l, 2)], "wait data");
+        use_bucket(m, 2 + l);
+        wait_for(m, m->reduced_window[window_of(m, 2 + l, 2)], "wait data");
         layer_backward(m, l, &acts->layers[l], acts->residual[l], add && m->grid.d == 1);
-        if (l >= m->windows) gather_buckets(m, 1 + l - m->windows, 2 + l - m->windows);  // first, as it is needed first
-        reduce_bucket(m, 1 + l, add);
+        if (l >= m->windows) gather_buckets(m, 2 + l - m->windows, 3 + l - m->windows);  // first, as it is needed first
+        reduce_bucket(m, 2 + l, add);
     }
     const floatX *dout = dropout_backward(dx, dx, drop(m, DROPOUT_EMBEDDING, 0), Nl, C, m->stream);
     encoder_backward(m->dw[0][WTE], m->dw[0][WPE], dout, inputs, B, T, C, m->config.maxT, m->V0, m->Vl, add, m->stream);
@@ -349,7 +350,9 @@ static void run_batch(GPT *m, bool training) {
 static void train_step(GPT *m) {
     StepReport report = trainer_begin_step(m);
     run_batch(m, true);
-    reduce_bucket(m, 0);  // the last to be complete: the encoder's gradient of wte adds to the head's
+    // With overlap those of wte and wpe are left, which the encoder's gradient completes.
+    reduce_bucket(m, 0);
+    reduce_bucket(m, 1);
     if (!m->opt.overlap) reduce_bucket(m, bucket_count(m) - 1);
     CUDA_CHECK(cudaEventRecord(m->reduced_all, m->data_stream));
     if (m->grid.d > 1) wait_for(m, m->reduced_all, "wait data");

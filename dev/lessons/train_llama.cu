@@ -5,7 +5,7 @@
 // Grouped-query attention: KV key/value heads for NH query heads. The MLP is down(silu(gate x) * up x) (Nemotron:
 // down(relu(up x)^2)). No biases (Qwen2: of q, k and v), no dropout. The head is a matrix of its own or the embedding.
 //
-// The d replicas share the global batch. A bucket of gradients (the embeddings, each layer, ln_f) is summed over them
+// The d replicas share the global batch. A bucket of gradients (wte, each layer, ln_f and the head) is summed over them
 // by a reduce-scatter. ZeRO-1: each data rank then owns 1/d of every bucket, whatever tensors that cuts, updates it,
 // and the weights are gathered again while the next forward runs.
 //
@@ -533,11 +533,11 @@ static void train_step(GPT *m) {
     // A head that is wte writes its gradient, the encoder adds to it: with one stage nothing is left to be zero.
     if (m->w[0][WTE] && (m->embedding || m->head != WTE)) zero_gradient(m, WTE);
     run_batch(m, true);
-    sum_gradient(m, WTE, m->embedding);  // of two stages: each saw one use of the tied embedding
-    reduce_bucket(m, 0);  // after the sum over two stages, whose slices of wte differ, as their buckets 0 do (wpe)
-    for (size_t b = m->opt.overlap ? bucket_count(m) : 1; b < bucket_count(m); b++) reduce_bucket(m, b);
+    // With overlap that of wte is left, which the encoder's gradient completes.
+    for (size_t b = 0; b < (m->opt.overlap ? 1 : bucket_count(m)); b++) reduce_bucket(m, b);
     CUDA_CHECK(cudaEventRecord(m->reduced_all, m->data_stream));
     if (m->grid.d > 1) wait_for(m, m->reduced_all, "wait data");
+    sum_gradient(m, WTE, m->embedding);  // of two stages: each saw one use of the tied embedding
     trainer_norm(m, &report);
     trainer_adamw(m, &report);
     gather_weights(m);

@@ -5,7 +5,7 @@
 // data ranks share out the experts: one all-to-all takes tokens to them, another brings the results back. So an expert
 // sees the tokens of e ranks, and its gradient is summed over the d/e ranks that hold it alike, not over all d.
 //
-// The d replicas share the global batch. A bucket of gradients (the embeddings, each layer, ln_f) is summed over them
+// The d replicas share the global batch. A bucket of gradients (wte, wpe, each layer, ln_f) is summed over them
 // by a reduce-scatter. ZeRO-1: each data rank then owns 1/d of every bucket, whatever tensors that cuts, updates it,
 // and the weights are gathered again while the next forward runs.
 //
@@ -298,10 +298,11 @@ static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, i
     floatX **w = m->w[0], *x = acts->residual[0];
     Span span(m, m->stream, "forward", micro);
     use_bucket(m, 0);
+    use_bucket(m, 1);
     encoder_forward(x, inputs, w[WTE], w[WPE], B, T, C, m->V0, m->Vl, m->stream);
     dropout_forward(x, drop(m, DROPOUT_EMBEDDING, 0), Nl, C, m->stream);
     for (size_t l = 0; l < L; l++) {
-        use_bucket(m, 1 + 2 * l), use_bucket(m, 2 + 2 * l);
+        use_bucket(m, 2 + 2 * l), use_bucket(m, 3 + 2 * l);
         layer_forward(m, l, &acts->layers[l], acts->residual[l + 1], acts->residual[l], B, T);
     }
     use_bucket(m, bucket_count(m) - 1);
@@ -337,7 +338,7 @@ static void backward(GPT *m, Acts *acts, const int *inputs, int micro) {
     Span span(m, m->stream, "backward", micro);
     for (size_t l = L; l-- > 0;) {
         layer_backward(m, l, &acts->layers[l], acts->residual[l], add);
-        if (reduce_now(m, micro)) reduce_bucket(m, 2 + 2 * l), reduce_bucket(m, 1 + 2 * l);
+        if (reduce_now(m, micro)) reduce_bucket(m, 3 + 2 * l), reduce_bucket(m, 2 + 2 * l);
     }
     const floatX *dout = dropout_backward(dx, dx, drop(m, DROPOUT_EMBEDDING, 0), Nl, C, m->stream);
     encoder_backward(m->dw[0][WTE], m->dw[0][WPE], dout, inputs, B, T, C, m->config.maxT, m->V0, m->Vl, add, m->stream);
@@ -363,8 +364,8 @@ static void train_step(GPT *m) {
     size_t count = m->config.L * moe_statistics_count(m->moe);
     CUDA_CHECK(cudaMemsetAsync(m->statistics, 0, count * sizeof(double), m->stream));
     run_batch(m, true);
-    reduce_bucket(m, 0);  // the last to be complete: the encoder's gradient of wte adds to the head's
-    for (size_t b = m->opt.overlap ? bucket_count(m) : 1; b < bucket_count(m); b++) reduce_bucket(m, b);
+    // With overlap those of wte and wpe are left, which the encoder's gradient completes.
+    for (size_t b = 0; b < (m->opt.overlap ? 2 : bucket_count(m)); b++) reduce_bucket(m, b);
     CUDA_CHECK(cudaEventRecord(m->reduced_all, m->data_stream));
     if (m->grid.d > 1) wait_for(m, m->reduced_all, "wait data");
     trainer_norm(m, &report);

@@ -5,7 +5,7 @@
 // the weights, for which no stage waits: a schedule puts weight steps where a stage would be idle. The input half keeps
 // what the weight half reads.
 //
-// The d replicas share the global batch. A bucket of gradients (the embeddings, each layer, ln_f) is summed over them
+// The d replicas share the global batch. A bucket of gradients (wte, wpe, each layer, ln_f) is summed over them
 // by a reduce-scatter. ZeRO-1: each data rank then owns 1/d of every bucket, whatever tensors that cuts, updates it,
 // and the weights are gathered again while the next forward runs.
 //
@@ -405,6 +405,7 @@ static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, i
     Span span(m, m->stream, "forward", micro, chunk);
     if (is_first(m, chunk)) {
         use_bucket(m, 0);
+        use_bucket(m, 1);
         floatX *partial = m->sp > 1 ? m->proj : x;
         const floatX *wpe = m->grid.t_rank == 0 ? w[WPE] : NULL;
         encoder_forward(partial, inputs, w[WTE], wpe, B, T, C, m->V0, m->Vl, m->stream);
@@ -412,7 +413,7 @@ static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, i
         dropout_forward(x, drop(m, DROPOUT_EMBEDDING, 0), Nl, C, m->stream);
     }
     for (size_t l = 0; l < L; l++) {
-        use_bucket(m, 1 + first + l);
+        use_bucket(m, 2 + first + l);
         layer_forward(m, first + l, &acts->layers[l], acts->residual[l + 1], acts->residual[l], B, T);
     }
     if (!is_last(m, chunk)) return;
@@ -470,7 +471,7 @@ static void backward_weight(GPT *m, Acts *acts, int micro, int chunk) {
     Span span(m, m->stream, "weight", micro, chunk);
     for (size_t l = m->plan.count[chunk]; l-- > 0;) {
         layer_backward_weight(m, first + l, &acts->layers[l], &acts->grads[l], acts->residual[l], micro > 0);
-        if (reduce_now(m, micro)) reduce_bucket(m, 1 + first + l);
+        if (reduce_now(m, micro)) reduce_bucket(m, 2 + first + l);
     }
 }
 
@@ -515,11 +516,11 @@ static void train_step(GPT *m) {
     StepReport report = trainer_begin_step(m);
     if (m->embedding) zero_gradient(m, WTE);  // the head's gradient writes wte's, the encoder's adds to it
     run_batch(m, true);
-    sum_gradient(m, WTE, m->embedding);  // of two stages: each saw one use of the tied embedding
-    reduce_bucket(m, 0);  // after the sum over two stages, whose slices of wte differ, as their buckets 0 do (wpe)
-    for (size_t b = m->opt.overlap ? bucket_count(m) : 1; b < bucket_count(m); b++) reduce_bucket(m, b);
+    // With overlap those of wte and wpe are left, which the encoder's gradient completes.
+    for (size_t b = 0; b < (m->opt.overlap ? 2 : bucket_count(m)); b++) reduce_bucket(m, b);
     CUDA_CHECK(cudaEventRecord(m->reduced_all, m->data_stream));
     if (m->grid.d > 1) wait_for(m, m->reduced_all, "wait data");
+    sum_gradient(m, WTE, m->embedding);  // of two stages: each saw one use of the tied embedding
     trainer_norm(m, &report);
     trainer_adamw(m, &report);
     gather_weights(m);
