@@ -2,7 +2,7 @@
 // stage 1, Rajbhandari et al. 2020): the full grid of t x d x p ranks. The last of four
 // trainers.
 //
-// The d replicas share the global batch. A bucket of gradients (the embeddings, each layer,
+// The d replicas share the global batch. A bucket of gradients (wte, wpe, each layer,
 // ln_f) is summed over them by a reduce-scatter. ZeRO-1: each data rank then owns 1/d of
 // every bucket, whatever tensors that cuts, updates it, and the weights are gathered again
 // while the next forward runs.
@@ -542,6 +542,7 @@ static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, i
     // This is the only place where a token's position counts.
     if (is_first(m, chunk)) {
         use_bucket(m, 0);
+        use_bucket(m, 1);
         floatX *partial = m->sp > 1 ? m->proj : x;
         const floatX *wpe = m->grid.t_rank == 0 ? w[WPE] : NULL;
         encoder_forward(partial, inputs, w[WTE], wpe, B, T, C, m->V0, m->Vl, s);
@@ -550,7 +551,7 @@ static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, i
     }
 
     for (size_t l = 0; l < L; l++) {
-        use_bucket(m, 1 + first + l);
+        use_bucket(m, 2 + first + l);
         layer_forward(m, first + l, &acts->layers[l], acts->residual[l + 1],
                       acts->residual[l], B, T);
     }
@@ -621,7 +622,7 @@ static void backward(GPT *m, Acts *acts, const int *inputs, int micro, int chunk
     for (size_t l = L; l-- > 0;) {
         layer_backward(m, first + l, &acts->layers[l], acts->residual[l], add);
         if (reduce_now(m, micro))
-            reduce_bucket(m, 1 + first + l);
+            reduce_bucket(m, 2 + first + l);
     }
 
     if (!is_first(m, chunk)) return;
@@ -684,18 +685,18 @@ static void train_step(GPT *m) {
     if (m->embedding)
         zero_gradient(m, WTE);
     run_batch(m, true);
-    sum_gradient(m, WTE, m->embedding);
 
-    // The two stages cut their buckets 0 differently, as only the first one's has wpe, so
-    // wte is summed over them while every data rank still has all of it.
-    reduce_bucket(m, 0);
-    if (!m->opt.overlap) {
-        for (size_t b = 1; b < bucket_count(m); b++)
-            reduce_bucket(m, b);
-    }
+    // With overlap wte and wpe are left, whose gradients the encoder has just completed.
+    size_t left = m->opt.overlap ? 2 : bucket_count(m);
+    for (size_t b = 0; b < left; b++)
+        reduce_bucket(m, b);
     CUDA_CHECK(cudaEventRecord(m->reduced_all, m->data_stream));
     if (m->grid.d > 1)
         wait_for(m, m->reduced_all, "wait data");
+
+    // Each stage saw one use of the tied embedding. A rank adds what it updates of both, now
+    // that each of the two has finished its own sum: a + b = b + a, so both get the same bits.
+    sum_gradient(m, WTE, m->embedding);
 
     trainer_norm(m, &report);
     trainer_adamw(m, &report);

@@ -109,8 +109,8 @@ typedef struct {
     size_t total;    // elements of the flat buffer, gaps of the alignment included
     size_t largest;  // elements of the largest tensor's part
     Tensor *tensors; // [count] in memory order
-    size_t bucket_count;  // of gradients: embeddings, one of each layer and one of its experts if it has any, ln_f
-    size_t *buckets; // [bucket_count + 1] their starts; then total
+    size_t bucket_count;  // of gradients: wte, wpe, one of each layer and one of its experts if it has any, ln_f
+    size_t *buckets; // [bucket_count + 1] their starts; then total. Of what is not held they are empty
 } ParamTable;
 
 static const TensorSpec GPT2_TENSORS[NUM_KINDS] = {  // in the order of TensorKind
@@ -202,7 +202,7 @@ static inline ParamTable table_make(const GPTConfig *g, Shard shard) {
     table.shard = shard;
     size_t *numbers = (size_t *)host_alloc(layers, sizeof(size_t));
     table.tensors = (Tensor *)host_alloc(rows, sizeof(Tensor));
-    table.buckets = (size_t *)host_alloc(2 * layers + 3, sizeof(size_t));
+    table.buckets = (size_t *)host_alloc(spec->layer + 2 * layers + 2, sizeof(size_t));
     for (size_t i = 0; i < layers; i++) numbers[i] = shard.layers ? shard.layers[i] : i;
     table.shard.layers = numbers;
     for (size_t i = 0; i < rows; i++) {
@@ -211,7 +211,7 @@ static inline ParamTable table_make(const GPTConfig *g, Shard shard) {
         const TensorSpec *kind = &spec->tensors[row];
         bool experts = kind->flags & TENSOR_EXPERTS, tied = kind->flags & TENSOR_FIRST && kind->flags & TENSOR_LAST;
         bool first_expert = experts && !(kind[-1].flags & TENSOR_EXPERTS);
-        if (row == 0 || row == spec->layer || row == spec->behind || first_expert)
+        if (before || row == spec->layer || row == spec->behind || first_expert)  // wte alone: cut alike everywhere
             table.buckets[table.bucket_count++] = table.total = round_up(table.total, align);
         if ((before || behind) && !(kind->flags & held)) continue;
         Tensor *x = &table.tensors[table.count++];

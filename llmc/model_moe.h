@@ -69,8 +69,8 @@ static inline MoeSpec moe_spec(size_t E, size_t k) {
 
 // True for a bucket of experts: only the data ranks that hold the same ones sum it and share it.
 static inline bool bucket_of_experts(const ParamTable *table, size_t bucket) {
-    bool experts = table->bucket_count == 2 * table->shard.n_layers + 2;  // each layer has two
-    return experts && bucket > 0 && bucket < table->bucket_count - 1 && bucket % 2 == 0;
+    bool experts = table->bucket_count == 2 * table->shard.n_layers + 3;  // each layer has two
+    return experts && bucket > WPE && bucket % 2 == 1;
 }
 
 #endif

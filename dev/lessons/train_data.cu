@@ -2,7 +2,7 @@
 // parent: train_gpt.cu
 //
 // ZeRO stage 1 (Rajbhandari et al. 2020), as in train_gpt_3d.cu, but for one model alone.
-// The d replicas share the global batch. A bucket of gradients (the embeddings, each layer,
+// The d replicas share the global batch. A bucket of gradients (wte, wpe, each layer,
 // ln_f) is summed over them by a reduce-scatter. ZeRO-1: each data rank then owns 1/d of
 // every bucket, whatever tensors that cuts, updates it, and the weights are gathered again
 // while the next forward runs.
@@ -305,11 +305,12 @@ static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, i
 
     // This is the only place where a token's position counts.
     use_bucket(m, 0);
+    use_bucket(m, 1);
     encoder_forward(x, inputs, w[WTE], w[WPE], B, T, C, m->V0, m->Vl, s);
     dropout_forward(x, drop(m, DROPOUT_EMBEDDING, 0), Nl, C, s);
 
     for (size_t l = 0; l < L; l++) {
-        use_bucket(m, 1 + l);
+        use_bucket(m, 2 + l);
         layer_forward(m, l, &acts->layers[l], acts->residual[l + 1], acts->residual[l],
                       B, T);
     }
@@ -369,7 +370,7 @@ static void backward(GPT *m, Acts *acts, const int *inputs, int micro) {
     for (size_t l = L; l-- > 0;) {
         layer_backward(m, l, &acts->layers[l], acts->residual[l], add);
         if (reduce_now(m, micro))
-            reduce_bucket(m, 1 + l);
+            reduce_bucket(m, 2 + l);
     }
 
     const floatX *dout = dropout_backward(m->dresidual, m->dresidual,
@@ -400,12 +401,10 @@ static void train_step(GPT *m) {
     StepReport report = trainer_begin_step(m);
     run_batch(m, true);
 
-    // The embeddings are the last to be complete: the encoder adds to the head's gradient.
-    reduce_bucket(m, 0);
-    if (!m->opt.overlap) {
-        for (size_t b = 1; b < bucket_count(m); b++)
-            reduce_bucket(m, b);
-    }
+    // With overlap wte and wpe are left, whose gradients the encoder has just completed.
+    size_t left = m->opt.overlap ? 2 : bucket_count(m);
+    for (size_t b = 0; b < left; b++)
+        reduce_bucket(m, b);
     CUDA_CHECK(cudaEventRecord(m->reduced_all, m->data_stream));
     if (m->grid.d > 1)
         wait_for(m, m->reduced_all, "wait data");

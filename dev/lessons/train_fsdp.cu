@@ -2,7 +2,7 @@
 // parent: dev/lessons/train_data.cu
 //
 // ZeRO stages 2 and 3 (Rajbhandari et al. 2020); FSDP (Zhao et al. 2023). The d ranks share
-// the global batch, and each owns 1/d of every bucket (the embeddings, each layer, ln_f),
+// the global batch, and each owns 1/d of every bucket (wte, wpe, each layer, ln_f),
 // whatever tensors that cuts. That is all it keeps of weights and gradients: its shard.
 //
 // A layer computes in windows: its weights are gathered into one, and its gradients are
@@ -118,11 +118,11 @@ static void shard(GPT *m) {
     m->windows = m->flags.shard == SHARD_2 || m->config.L < 2 ? m->config.L : 2;
 }
 
-// Returns the first bucket with the same window, where `count` layers have one. Embeddings
+// Returns the first bucket with the same window, where `count` layers have one. wte, wpe
 // and ln_f have their own.
 static size_t window_of(const GPT *m, size_t bucket, size_t count) {
-    if (bucket == 0 || bucket + 1 == bucket_count(m)) return bucket;
-    return 1 + (bucket - 1) % count;
+    if (bucket < 2 || bucket + 1 == bucket_count(m)) return bucket;
+    return 2 + (bucket - 2) % count;
 }
 
 // Takes memory for the windows, and points the weights and gradients of each tensor into
@@ -272,7 +272,7 @@ static void gather_buckets(GPT *m, size_t first, size_t behind) {
 // Gathers the updated weights of all windows, in the order in which forward needs them.
 static void gather_weights(GPT *m) {
     memset(m->holds, 0, bucket_count(m) * sizeof *m->holds);
-    gather_buckets(m, 0, 1 + m->windows);
+    gather_buckets(m, 0, 2 + m->windows);
     gather_buckets(m, bucket_count(m) - 1, bucket_count(m));
 }
 
@@ -388,18 +388,19 @@ static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, i
 
     // This is the only place where a token's position counts.
     use_bucket(m, 0);
+    use_bucket(m, 1);
     encoder_forward(x, inputs, w[WTE], w[WPE], B, T, C, m->V0, m->Vl, s);
     dropout_forward(x, drop(m, DROPOUT_EMBEDDING, 0), Nl, C, s);
 
     // Backward has left the first layers in their windows, and validation the last ones.
-    gather_buckets(m, 1, 1 + m->windows);
+    gather_buckets(m, 2, 2 + m->windows);
     for (size_t l = 0; l < L; l++) {
-        use_bucket(m, 1 + l);
+        use_bucket(m, 2 + l);
         layer_forward(m, l, &acts->layers[l], acts->residual[l + 1], acts->residual[l],
                       B, T);
-        size_t ahead = 1 + l + m->windows;
-        if (ahead <= L)
-            gather_buckets(m, ahead, ahead + 1);
+        size_t ahead = l + m->windows;
+        if (ahead < L)
+            gather_buckets(m, 2 + ahead, 3 + ahead);
     }
 
     use_bucket(m, bucket_count(m) - 1);
@@ -455,15 +456,15 @@ static void backward(GPT *m, Acts *acts, const int *inputs, int micro) {
     Span span(m, s, "backward", micro);
 
     for (size_t l = L; l-- > 0;) {
-        use_bucket(m, 1 + l);
-        wait_for(m, m->reduced_window[window_of(m, 1 + l, 2)], "wait data");
+        use_bucket(m, 2 + l);
+        wait_for(m, m->reduced_window[window_of(m, 2 + l, 2)], "wait data");
         bool in_shard = m->grid.d == 1;
         layer_backward(m, l, &acts->layers[l], acts->residual[l], add && in_shard);
 
         // The gather comes before the sum on their stream, as it is needed first.
         if (l >= m->windows)
-            gather_buckets(m, 1 + l - m->windows, 2 + l - m->windows);
-        reduce_bucket(m, 1 + l, add);
+            gather_buckets(m, 2 + l - m->windows, 3 + l - m->windows);
+        reduce_bucket(m, 2 + l, add);
     }
 
     const floatX *dout = dropout_backward(m->dresidual, m->dresidual,
@@ -494,8 +495,9 @@ static void train_step(GPT *m) {
     StepReport report = trainer_begin_step(m);
     run_batch(m, true);
 
-    // The embeddings are the last to be complete: the encoder adds to the head's gradient.
+    // With overlap wte and wpe are left, whose gradients the encoder has just completed.
     reduce_bucket(m, 0);
+    reduce_bucket(m, 1);
     if (!m->opt.overlap)
         reduce_bucket(m, bucket_count(m) - 1);
     CUDA_CHECK(cudaEventRecord(m->reduced_all, m->data_stream));

@@ -7,8 +7,8 @@
 // (Qwen2: of q, k and v), no dropout. The head is a matrix of its own or the embedding
 // (Touvron et al. 2023).
 //
-// The d replicas share the global batch. A bucket of gradients (the embeddings, each layer,
-// ln_f) is summed over them by a reduce-scatter. ZeRO-1: each data rank then owns 1/d of
+// The d replicas share the global batch. A bucket of gradients (wte, each layer, ln_f and
+// the head) is summed over them by a reduce-scatter. ZeRO-1: each data rank then owns 1/d of
 // every bucket, whatever tensors that cuts, updates it, and the weights are gathered again
 // while the next forward runs.
 //
@@ -747,18 +747,18 @@ static void train_step(GPT *m) {
     if (m->w[0][WTE] && (m->embedding || m->head != WTE))
         zero_gradient(m, WTE);
     run_batch(m, true);
-    sum_gradient(m, WTE, m->embedding);
 
-    // The two stages cut their buckets 0 differently, as only the first one's has wpe, so
-    // wte is summed over them while every data rank still has all of it.
-    reduce_bucket(m, 0);
-    if (!m->opt.overlap) {
-        for (size_t b = 1; b < bucket_count(m); b++)
-            reduce_bucket(m, b);
-    }
+    // With overlap wte is left, whose gradient the encoder has just completed.
+    size_t left = m->opt.overlap ? 1 : bucket_count(m);
+    for (size_t b = 0; b < left; b++)
+        reduce_bucket(m, b);
     CUDA_CHECK(cudaEventRecord(m->reduced_all, m->data_stream));
     if (m->grid.d > 1)
         wait_for(m, m->reduced_all, "wait data");
+
+    // Each stage saw one use of the tied embedding. A rank adds what it updates of both, now
+    // that each of the two has finished its own sum: a + b = b + a, so both get the same bits.
+    sum_gradient(m, WTE, m->embedding);
 
     trainer_norm(m, &report);
     trainer_adamw(m, &report);

@@ -425,13 +425,14 @@ static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, i
 
     // This is the only place where a token's position counts.
     use_bucket(m, 0);
+    use_bucket(m, 1);
     encoder_forward(x, inputs, w[WTE], w[WPE], B, T, C, m->V0, m->Vl, s);
     dropout_forward(x, drop(m, DROPOUT_EMBEDDING, 0), Nl, C, s);
 
     for (size_t l = 0; l < L; l++) {
         // A layer's buckets: all but its experts, and these.
-        use_bucket(m, 1 + 2 * l);
         use_bucket(m, 2 + 2 * l);
+        use_bucket(m, 3 + 2 * l);
         layer_forward(m, l, &acts->layers[l], acts->residual[l + 1], acts->residual[l],
                       B, T);
     }
@@ -491,8 +492,8 @@ static void backward(GPT *m, Acts *acts, const int *inputs, int micro) {
     for (size_t l = L; l-- > 0;) {
         layer_backward(m, l, &acts->layers[l], acts->residual[l], add);
         if (reduce_now(m, micro)) {
+            reduce_bucket(m, 3 + 2 * l);
             reduce_bucket(m, 2 + 2 * l);
-            reduce_bucket(m, 1 + 2 * l);
         }
     }
 
@@ -525,12 +526,10 @@ static void train_step(GPT *m) {
     statistics_begin(m, &m->statistics);
     run_batch(m, true);
 
-    // The embeddings are the last to be complete: the encoder adds to the head's gradient.
-    reduce_bucket(m, 0);
-    if (!m->opt.overlap) {
-        for (size_t b = 1; b < bucket_count(m); b++)
-            reduce_bucket(m, b);
-    }
+    // With overlap wte and wpe are left, whose gradients the encoder has just completed.
+    size_t left = m->opt.overlap ? 2 : bucket_count(m);
+    for (size_t b = 0; b < left; b++)
+        reduce_bucket(m, b);
     CUDA_CHECK(cudaEventRecord(m->reduced_all, m->data_stream));
     if (m->grid.d > 1)
         wait_for(m, m->reduced_all, "wait data");

@@ -211,6 +211,66 @@ static void group_replicas(Context *x) {
     }
 }
 
+// ---- group sums: NCCL's orders of additions -------------------------------------------------------------
+
+// What holds when a sum begins at another rank in every part of a buffer, as on NCCL's ring. d > 2: a + b is b + a, but
+// sums of three differ. Rows behind a first one must have its bits.
+typedef struct {
+    Grid grid;
+    const char *order;
+    bool first;
+} SumRow;
+
+static const SumRow SUMS[] = {
+    {{"_3d", 1, 4, 2, 1, "", true}, "ring:0", true},
+    {{"_3d", 1, 4, 2, 1, "--zero 0 --overlap 0", false}, "ring:0", false},
+    {{"zero_bubble", 1, 4, 2, 1, "--schedule 1f1b", false}, "ring:0", false},
+    {{"_3d", 1, 4, 2, 1, "--zero 0", false}, "ring:1", true},
+    {{"_3d", 2, 4, 1, 1, "--sequence-parallel 1", false}, "ring:1", true},
+    {{"data", 1, 4, 1, 1, "--overlap 0", false}, "ring:1", true},
+    {{"_3d", 1, 4, 1, 1, "", false}, "ring:1", false},
+    {{"_3d", 1, 4, 2, 1, "", false}, "any:2", true},  // each copy of wte has the sums of both stages
+};
+
+static void group_sums(Context *x) {
+    if (on_gpu(x)) return;  // the order is the stand-in's
+    Log base;
+    memset(&base, 0, sizeof base);
+    for (size_t i = 0; i < sizeof SUMS / sizeof *SUMS; i++) {
+        const SumRow *row = &SUMS[i];
+        Started s;
+        char env[32];
+        if (skipped(x, &row->grid)) continue;
+        const Layout *layout = start_of(&row->grid, &s);
+        const char *out = row->first ? "base" : "other";
+        snprintf(env, sizeof env, "NCCL_ORDER=%s", row->order);
+        remove_tree(out);
+        remove("log");
+        bool ok = runs(x, layout, env, "--init golden --debug-replicas 1 --out %s %s", out, FOUR_STEPS);
+        Log log = read_log("log");
+        check(&x->check, ok && log.steps == 4,
+              "%s: replicas are bit-equal under NCCL_ORDER=%s, \"sums in another cut\"", s.name, row->order);
+        if (row->first) {
+            base = log;
+            ok = runs(x, layout, env, "--resume base/step-00000002 --out again %s", FOUR_STEPS);
+            log = read_log("log");
+            ok = ok && same_checkpoint("again/step-00000004", "base/step-00000004");
+            remove_tree("again");
+        } else {
+            ok = ok && same_checkpoint("other/step-00000004", "base/step-00000004");
+        }
+        check(&x->check, ok && same_log(&log, &base), "%s: %s under NCCL_ORDER=%s", s.name,
+              row->first ? "resumed with the same bits" : "the bits of the row above", row->order);
+    }
+    // The t ranks that hold a layernorm alike have its gradient from t communicators: equal if these add alike.
+    static const Layout TENSOR = {"train_gpt_3d", 8, "--tensor 2 --data 4"};
+    if (x->bf16 || x->sanitized) return;
+    Setting any = {"NCCL_ORDER=any:2", 0};
+    check_refusal(x, &TENSOR, "replicas of 2 tensor ranks whose data ranks add in other orders", any,
+                  "--init golden --train-data golden/train.bin --seq 24 --global-batch 8 --micro-batch 1 --steps 9 "
+                  "--debug-replicas 1 --val-every 0", 1, "differs between the ranks that hold it");
+}
+
 // ---- group traffic: calls and bytes against the papers' formulas ----------------------------------------
 
 // The model that is counted: L layers, C channels; global batch G; two steps.
@@ -318,8 +378,8 @@ static ParamTable stage_table(const GPTConfig *config, const Grid *g, int stage)
 // layers' gradients are summed in each. Of L layers 2 have their weights, or all: the first ones after an update and
 // after each backward, the last ones after each forward. The others are gathered again.
 static void expected_sharding(const Grid *g, size_t bucket, double m, double *sums, double *gathers) {
-    size_t held = has(g, "--shard 2") ? TL : 2, l = bucket - 1;
-    bool layer = bucket > 0 && bucket <= TL;
+    size_t held = has(g, "--shard 2") ? TL : 2, l = bucket - 2;  // behind wte and wpe
+    bool layer = bucket >= 2 && l < TL;
     *sums = layer ? TSTEPS * m : TSTEPS;
     *gathers = !layer || l < held ? TSTEPS + 1 : 0;  // before the first step, too
     if (layer) *gathers += TSTEPS * m * ((l >= held) + (l < TL - held));
@@ -384,14 +444,14 @@ static Counts expected_traffic(const Grid *g, int micro, size_t width) {
     c.by[PIPELINE][SEND].bytes = all * messages * X;
     if (t > 1 && !sp) add_halves(&tensor[ALL_GATHER], all * messages, t, X);
     GPTConfig config = traffic_model();
-    double wte = (double)config.Vp * TC * 4 / t;
+    double wte = (double)config.Vp * TC * 4 / t / (has(g, "--zero 0") ? 1 : d);  // as much as a rank updates
     if (g->p > 1) add_all_reduces(&c.by[EMBEDDING][ALL_REDUCE], steps * t * d, 2, wte);
     // Gradients in fp32 are reduce-scattered; then weights are gathered, or gradients without ZeRO.
     for (int stage = 0; stage < g->p; stage++) {
         ParamTable table = stage_table(&config, g, stage);
         double after = has(g, "--zero 0") ? 4 : w;
         c.parameters += t * d * (double)table.total;
-        for (size_t b = 0; b < table.shard.n_layers + 2 && d > 1; b++) {
+        for (size_t b = 0; b < table.bucket_count && d > 1; b++) {
             double size = (double)(table.buckets[b + 1] - table.buckets[b]);
             if (size == 0) continue;
             double sums = steps, gathers = steps;
@@ -633,7 +693,7 @@ static void memory_over_shards(Context *x, double MiB) {
             start_of(&g, &s);
             Memory m = dry_run(x, &g, LARGE "--layers 8 --micro-batch 1 --global-batch 8");
             ParamTable table = stage_table(&config, &g, 0);
-            double all = (double)table.total / MiB, layer = (double)(table.buckets[2] - table.buckets[1]) / MiB;
+            double all = (double)table.total / MiB, layer = (double)(table.buckets[3] - table.buckets[2]) / MiB;
             double two = d > 1 ? all - 6 * layer : 0, weights = d > 1 && shard == 2 ? all : two;
             double want[3] = {(all / d + weights) * w, (all / d + two) * 4, all / d * (x->bf16 ? 12 : 8)};
             printf("     %-54s %9.1f %9.1f %9.1f %9.1f %9.1f %9.1f\n", s.name, m.weights, want[0], m.gradients,
@@ -971,6 +1031,7 @@ static void group_refusals(Context *x) {
 static const Group GROUPS[] = {
     {"checkpoints", group_checkpoints},  // written by one layout, resumed by another
     {"replicas", group_replicas},        // stay bit-equal
+    {"sums", group_sums},                // the same in NCCL's order of additions
     {"traffic", group_traffic},          // calls and bytes against the formulas
     {"memory", group_memory},            // bytes held against the formulas
     {"orders", group_orders},            // random orders of streams and delays of messages

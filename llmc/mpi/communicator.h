@@ -117,12 +117,15 @@ inline void print_traffic(const ncclComm *comm) {
     mine.clear();
 }
 
-inline ncclComm_t new_communicator(MPI_Comm mpi, const std::string &name, const ncclConfig_t *config) {
+inline ncclComm_t new_communicator(MPI_Comm mpi, const std::string &name, const ncclConfig_t *config,
+                                   uint64_t number) {
     ncclComm_t comm = new ncclComm();
     comm->mpi = mpi;
     MPI_Comm_rank(mpi, &comm->rank);
     MPI_Comm_size(mpi, &comm->size);
     comm->name = name;
+    comm->number = number;
+    order_ring(comm);
     clock_communicator(comm, config);
     return comm;
 }
@@ -162,7 +165,7 @@ inline ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId 
     nccl_mpi::state().delay.state += (unsigned)rank;  // each rank has its own delays
     std::string error = nccl_mpi::queue_start();
     if (!error.empty()) return nccl_mpi::fail(ncclInvalidUsage, "ncclCommInitRank: %s", error.c_str());
-    *comm = nccl_mpi::new_communicator(MPI_COMM_WORLD, "world", NULL);
+    *comm = nccl_mpi::new_communicator(MPI_COMM_WORLD, "world", NULL, 1);
     nccl_mpi::meet(*comm, "ncclCommInitRank");
     MPI_Comm_split(MPI_COMM_WORLD, 0, rank, &(*comm)->mpi);
     (*comm)->rank = rank;
@@ -183,10 +186,13 @@ inline ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_
     nccl_mpi::meet(comm, "ncclCommSplit");
     MPI_Comm mpi;
     MPI_Comm_split(comm->mpi, color == NCCL_SPLIT_NOCOLOR ? MPI_UNDEFINED : color, key, &mpi);
+    comm->splits++;
     *newcomm = NULL;
     if (mpi == MPI_COMM_NULL) return ncclSuccess;
     const char *name = config ? config->commName : NULL;
-    *newcomm = nccl_mpi::new_communicator(mpi, name ? name : comm->name + "/" + std::to_string(color), config);
+    Random number = {true, (comm->number << 40) + (comm->splits << 20) + (uint64_t)color, 0};
+    *newcomm = nccl_mpi::new_communicator(mpi, name ? name : comm->name + "/" + std::to_string(color), config,
+                                          random_next(&number));
     return ncclSuccess;
 }
 

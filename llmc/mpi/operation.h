@@ -49,6 +49,8 @@ struct ncclComm {
     uint64_t issued, finished;            // groups; one runs at a time, in the order of issue
     uint64_t collectives;                 // issued
     std::map<size_t, uint64_t> uses;      // operations issued on each way: see way_of
+    uint64_t number, splits;              // its own, the same on all its ranks; communicators split off it so far
+    std::vector<int> ring, at;            // [size] ranks in the order of NCCL_ORDER, and the place of each in it
     NcclMpiCounter counters[NCCL_MPI_OPS];  // since the start or the last reset
     CommClock clock;
 };
@@ -82,6 +84,7 @@ struct Operation {
     size_t reads, writes;    // bytes at send and at recv
     char *out;               // the part that this rank reduces
     size_t elements;         // of it
+    size_t first, chunk;     // its first element in the whole buffer, of which each rank owns `chunk` elements
     char *inputs;            // [size][elements]: the contributions to it, NULL if this rank reduces none
     int tag, phase;
     double due;              // injected delay: earliest time to take the next message
@@ -110,6 +113,28 @@ struct Group {
     _exit(1);
 }
 
+// NCCL_ORDER: reductions add as NCCL's ring does. The seed places the ranks on the ring, 0 in their own order. Every
+// communicator of a size has the same ring, or each one its own.
+struct RingOrder {
+    bool ring, own;
+    unsigned long long seed;
+};
+
+// Reads ring:SEED or any:SEED. Rank order if the variable is unset or empty.
+inline RingOrder environment_order(const char *name) {
+    RingOrder o = {false, false, 0};
+    const char *text = getenv(name);
+    int end = 0;
+    if (!text || !*text) return o;
+    if (strncmp(text, "any:", 4) == 0) o.own = true;
+    bool known = o.own || strncmp(text, "ring:", 5) == 0;
+    const char *seed = known ? strchr(text, ':') + 1 : text;
+    if (known && *seed >= '0' && *seed <= '9') sscanf(seed, "%llu%n", &o.seed, &end);
+    if (end == 0 || seed[end]) environment_refuse(name, text, "ring:SEED or any:SEED");
+    o.ring = true;
+    return o;
+}
+
 struct State {
     size_t small = 32768;  // least bytes of a part of an all-reduce, as few messages beat short ones; tests make it 0
     std::vector<std::shared_ptr<Group>> active;  // issued, not finished: for the report of a hang
@@ -119,6 +144,7 @@ struct State {
     std::string host_waits_in;       // a call that has to wait for other ranks
     std::string last_error, traffic;
     Random delay = environment_random("NCCL_DELAY", true);  // of every message
+    RingOrder order = environment_order("NCCL_ORDER");      // in which reductions add
 };
 
 inline State &state() {
@@ -154,18 +180,42 @@ void narrow(T *out, T x) { *out = x; }
 inline float widen(uint16_t x) { return bf16_to_float(x); }
 inline void narrow(uint16_t *out, float x) { *out = bf16_from_float(x); }
 
+// Places the ranks of a communicator on its ring.
+inline void order_ring(ncclComm *comm) {
+    const RingOrder &o = state().order;
+    Random r = {true, o.seed, 0};
+    if (!o.ring) return;
+    if (o.own) r.state += comm->number;
+    bool shuffled = r.state != 0;
+    comm->ring.resize((size_t)comm->size);
+    comm->at.resize((size_t)comm->size);
+    for (int i = 0; i < comm->size; i++) comm->ring[(size_t)i] = i;
+    for (size_t i = (size_t)comm->size; shuffled && i-- > 1;)
+        std::swap(comm->ring[i], comm->ring[random_next(&r) % (i + 1)]);
+    for (int i = 0; i < comm->size; i++) comm->at[(size_t)comm->ring[(size_t)i]] = i;
+}
+
+// Returns the rank whose input is the k-th that is added to an element of this owner. On a ring a sum starts behind the
+// owner, goes round and ends there.
+inline int rank_to_add(const ncclComm *comm, size_t owner, size_t k) {
+    if (comm->ring.empty()) return (int)k;
+    return comm->ring[((size_t)comm->at[owner] + 1 + k) % comm->ring.size()];
+}
+
 // Reduces element by element: out[i] = ((x0 + x1) + x2) + ... over the inputs in rank order. So the bits depend neither
-// on the rank that computes, nor on the cut of the buffer, nor on the order of arrival. bfloat16 is summed in fp32 and
-// rounded once, at the end.
+// on the rank that computes, nor on the cut of the buffer, nor on the order of arrival. NCCL promises less: with
+// NCCL_ORDER they depend on the cut, as there. bfloat16 is summed in fp32 and rounded once, at the end.
 template <typename T>
 void reduce(const Operation *op) {
     enum { BLOCK = 1024 };  // fits the first-level cache
     decltype(widen(T())) sum[BLOCK];
-    for (size_t begin = 0; begin < op->elements; begin += BLOCK) {
-        size_t size = std::min(op->elements - begin, (size_t)BLOCK);
-        for (int r = 0; r < op->comm->size; r++) {
-            const T *in = (const T *)op->inputs + r * op->elements + begin;
-            if (r == 0) {
+    size_t size = 0;
+    for (size_t begin = 0; begin < op->elements; begin += size) {
+        size_t place = op->first + begin, owner = place / op->chunk;
+        size = std::min({op->elements - begin, (owner + 1) * op->chunk - place, (size_t)BLOCK});
+        for (size_t k = 0; k < (size_t)op->comm->size; k++) {
+            const T *in = (const T *)op->inputs + (size_t)rank_to_add(op->comm, owner, k) * op->elements + begin;
+            if (k == 0) {
                 for (size_t i = 0; i < size; i++) sum[i] = widen(in[i]);
             } else if (op->call.redop == ncclSum) {
                 for (size_t i = 0; i < size; i++) sum[i] = sum[i] + widen(in[i]);

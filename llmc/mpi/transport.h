@@ -99,10 +99,11 @@ inline void copy_own(char *to, const char *from, size_t bytes) {
     if (to != from && bytes) memcpy(to, from, bytes);
 }
 
-// Expects every rank's contribution to the part at `out`. own: this rank's.
-inline void expect_contributions(Operation *op, const char *own, char *out, size_t elements) {
+// Expects every rank's contribution to the part at `out`, from element `first` of the buffer on. own: this rank's.
+inline void expect_contributions(Operation *op, const char *own, char *out, size_t first, size_t elements) {
     size_t bytes = elements * op->width;
     op->out = out;
+    op->first = first;
     op->elements = elements;
     op->inputs = (char *)host_resize(NULL, op->comm->size * bytes, 1);
     for (int r = 0; r < op->comm->size; r++) {
@@ -113,9 +114,10 @@ inline void expect_contributions(Operation *op, const char *own, char *out, size
 
 inline void start_all_reduce(Operation *op) {
     size_t n = (size_t)op->comm->size, rank = (size_t)op->comm->rank, count = op->call.count, w = op->width;
+    op->chunk = std::max((count + n - 1) / n, (size_t)1);
     if (n == 2 && count * w <= state().small) {
         add_message(op, false, 1 - (int)rank, 0, op->send, count * w);
-        return expect_contributions(op, op->send, op->recv, count);
+        return expect_contributions(op, op->send, op->recv, 0, count);
     }
     size_t part = std::max({(count + n - 1) / n, state().small / w, (size_t)1});
     size_t owners = count > 0 ? (count + part - 1) / part : 1;
@@ -123,7 +125,7 @@ inline void start_all_reduce(Operation *op) {
         size_t k = (i + rank) % owners, owner = (k + op->call.sequence) % n;
         size_t first = k * part, elements = std::min(part, count - first);
         if (owner == rank) {
-            expect_contributions(op, op->send + first * w, op->recv + first * w, elements);
+            expect_contributions(op, op->send + first * w, op->recv + first * w, first, elements);
             for (size_t r = 1; r < n; r++)
                 add_message(op, false, (int)((rank + r) % n), 1, op->recv + first * w, elements * w);
         } else {
@@ -145,7 +147,8 @@ inline void start_op(Operation *op) {
             start_all_reduce(op);
             break;
         case NCCL_MPI_REDUCE_SCATTER:
-            expect_contributions(op, op->send + rank * bytes, op->recv, op->call.count);
+            op->chunk = op->call.count;
+            expect_contributions(op, op->send + rank * bytes, op->recv, rank * op->call.count, op->call.count);
             for (int i = 1; i < n; i++) {
                 int r = (rank + i) % n;
                 add_message(op, false, r, 0, op->send + r * bytes, bytes);

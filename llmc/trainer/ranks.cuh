@@ -210,7 +210,7 @@ static inline void event_create(cudaEvent_t *event) {
     CUDA_CHECK(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
 }
 
-// Returns how many buckets the flat buffer has: 0 the embeddings, 1 + l layer l, the last ln_f.
+// Returns how many buckets the flat buffer has. Of GPT-2: 0 wte, 1 wpe, 2 + l layer l, the last ln_f.
 static inline size_t bucket_count(const Trainer *m) { return m->table.bucket_count; }
 
 // Sets the gradient of a tensor outside the layers to zero.
@@ -219,12 +219,15 @@ static inline void zero_gradient(Trainer *m, int kind) {
     CUDA_CHECK(cudaMemsetAsync(m->state.grads + x->offset, 0, x->size * sizeof(float), m->stream));
 }
 
-// Sums the gradient of a tensor outside the layers over the ranks of a communicator; NULL: nothing to do.
+// Sums the gradient of a tensor outside the layers over the ranks of a communicator, as far as this rank updates the
+// tensor: 1/d of it with ZeRO. NULL: nothing to do.
 static inline void sum_gradient(Trainer *m, int kind, ncclComm_t comm) {
-    if (!comm) return;
-    float *dx = m->dw[0][kind];
-    size_t count = table_find(&m->table, kind, 0)->size;
-    NCCL_CHECK(ncclAllReduce(dx, dx, count, ncclFloat, ncclSum, comm, m->stream));
+    for (size_t i = 0; comm && i < m->state.piece_count; i++) {
+        const Piece *x = &m->state.host_pieces[i];
+        if (m->table.tensors[x->tensor].spec->kind != kind) continue;
+        float *dx = m->state.grads + x->lo;
+        NCCL_CHECK(ncclAllReduce(dx, dx, x->hi - x->lo, ncclFloat, ncclSum, comm, m->stream));
+    }
 }
 
 // Copies floatX within the device, on the compute stream.
