@@ -118,7 +118,7 @@ static void shard(GPT *m) {
     m->windows = m->flags.shard == SHARD_2 || m->config.L < 2 ? m->config.L : 2;
 }
 
-// Returns the first bucket with the same window, where `count` layers have one. Embeddings
+// Returns the first bucket with the same window, where `count` layers have one. wte, wpe
 // and ln_f have their own.
 static size_t window_of(const GPT *m, size_t bucket, size_t count) {
     if (bucket < BUCKET_LAYERS || bucket + 1 == bucket_count(m)) return bucket;

@@ -79,6 +79,11 @@ mismatch root "ncclBroadcast of 100 float32 from root 0" "ncclBroadcast of 100 f
 mismatch operation "ncclAllReduce of 100 float32, sum" "ncclAllGather of 100 float32"
 mismatch message "ncclRecv of 101 float32 from rank 0" "ncclSend of 100 float32 to rank 1"
 
+for order in ring ring: ring:x ring:-1 any:1: ring:1x tree:0; do
+    NCCL_ORDER=$order must_fail 2 all && said "^NCCL_ORDER=$order is not understood: write ring:SEED or any:SEED\$"
+    report $? "NCCL_ORDER=$order is refused"
+done
+
 must_fail 3 exit && launcher_said 'exit code: *1$'
 report $? "a rank that exits takes the job down, and its exit code is said"
 

@@ -121,14 +121,22 @@ static double get(const char *p, size_t i, int type) {
     }
 }
 
-// Sums of floats and of bf16 are rounded to float at every addition; a double that is rounded has a float's sum.
+// Sums of floats and of bf16 are rounded to float at every addition; a double that is rounded has a float's sum. In the
+// order of ranks, or of a ring: an element begins behind its owner, who owns `chunk` of them, and ends there.
 static std::vector<char> reduced(const std::vector<std::vector<char>> &inputs, size_t count, int type,
-                                 int redop) {
+                                 int redop, const std::vector<int> &ring = {}, size_t chunk = 1) {
     std::vector<char> out(count * NCCL_MPI_TYPES[type].bytes);
+    size_t n = inputs.size();
     for (size_t i = 0; i < count; i++) {
-        double all = get(inputs[0].data(), i, type);
-        for (size_t r = 1; r < inputs.size(); r++) {
-            double x = get(inputs[r].data(), i, type);
+        std::vector<int> order;
+        for (size_t r = 0; r < n; r++) order.push_back(ring.empty() ? (int)r : ring[r]);
+        if (!ring.empty()) {
+            auto owner = std::find(order.begin(), order.end(), (int)(i / chunk));
+            std::rotate(order.begin(), owner + 1, order.end());
+        }
+        double all = get(inputs[order[0]].data(), i, type);
+        for (size_t r = 1; r < n; r++) {
+            double x = get(inputs[order[r]].data(), i, type);
             if (redop == ncclMax) all = fmax(all, x);
             else all = type == ncclFloat64 ? all + x : (double)(float)(all + x);
         }
@@ -139,7 +147,7 @@ static std::vector<char> reduced(const std::vector<std::vector<char>> &inputs, s
 
 // Compares all collectives for one type and count with plain loops, in place and not.
 static bool collectives_agree(ncclComm_t comm, cudaStream_t stream, ncclDataType_t type, size_t count,
-                              bool all_ops) {
+                              bool all_ops, const std::vector<int> &ring = {}) {
     int n = 0, rank = 0;
     NCCL(ncclCommCount(comm, &n));
     NCCL(ncclCommUserRank(comm, &rank));
@@ -152,17 +160,19 @@ static bool collectives_agree(ncclComm_t comm, cudaStream_t stream, ncclDataType
     char *a = device(bytes * n), *b = device(bytes * n);
     const ncclRedOp_t redops[] = {ncclSum, ncclMax};
     for (int o = 0; o < (all_ops ? 2 : 1); o++) {
-        std::vector<char> expected = reduced(inputs, count * n, type, redops[o]);
+        size_t chunk = std::max((count + n - 1) / n, (size_t)1);
+        std::vector<char> all = reduced(inputs, count, type, redops[o], ring, chunk);
+        std::vector<char> parts = reduced(inputs, count * n, type, redops[o], ring, count);
         for (int in_place = 0; in_place < 2; in_place++) {
             to_device(a, inputs[rank].data(), bytes * n);
             NCCL(ncclAllReduce(a, in_place ? a : b, count, type, redops[o], comm, stream));
             cudaStreamSynchronize(stream);
-            ok = ok && holds(in_place ? a : b, expected.data(), bytes);
+            ok = ok && holds(in_place ? a : b, all.data(), bytes);
             to_device(a, inputs[rank].data(), bytes * n);
             char *part = in_place ? a + rank * bytes : b;
             NCCL(ncclReduceScatter(a, part, count, type, redops[o], comm, stream));
             cudaStreamSynchronize(stream);
-            ok = ok && holds(part, expected.data() + rank * bytes, bytes);
+            ok = ok && holds(part, parts.data() + rank * bytes, bytes);
         }
     }
     for (int in_place = 0; in_place < 2; in_place++) {
@@ -193,6 +203,35 @@ static void test_collectives(ncclComm_t comm, cudaStream_t stream, const char *p
         for (size_t count : counts) ok = collectives_agree(comm, stream, type, count, true) && ok;
         CHECK_ALL(ok, "collectives, %s, %s, counts 0..2051, in place and not", NCCL_MPI_TYPES[type].name, paths);
     }
+}
+
+// NCCL_ORDER, which the communicators that are split now take. Alone the order of ranks; then rings.
+static void test_ring_orders(ncclComm_t world, cudaStream_t stream) {
+    static const struct {
+        const char *name;
+        nccl_mpi::RingOrder order;
+    } ROWS[] = {{"ring:0", {true, false, 0}}, {"ring:7", {true, false, 7}}, {"any:7", {true, true, 7}}};
+    for (auto &row : ROWS) {
+        nccl_mpi::state().order = row.order;
+        ncclComm_t comms[6];
+        bool ok = true, alike = true, sorted = true;
+        for (int i = 0; i < 6; i++) {
+            comms[i] = split(world, 0, world_rank, "ring");
+            std::vector<int> ring = comms[i]->ring, first = comms[0]->ring;
+            alike = alike && ring == first;
+            sorted = sorted && std::is_sorted(ring.begin(), ring.end());
+            MPI_Bcast(first.data(), world_size, MPI_INT, 0, MPI_COMM_WORLD);
+            ok = ok && (int)ring.size() == world_size && first == comms[0]->ring;  // alike on all ranks
+        }
+        connected(comms[5], stream);
+        for (size_t count : {(size_t)1, (size_t)3, (size_t)2051, (size_t)70001})
+            ok = collectives_agree(comms[5], stream, ncclFloat32, count, true, comms[5]->ring) && ok;
+        if (!row.order.own) ok = ok && alike && (row.order.seed != 0 || sorted);
+        if (row.order.own && world_size > 3) ok = ok && !alike;
+        CHECK_ALL(ok, "NCCL_ORDER=%s: sums begin behind the owner, go round the ring and end there", row.name);
+        for (ncclComm_t comm : comms) NCCL(ncclCommDestroy(comm));
+    }
+    nccl_mpi::state().order = {false, false, 0};
 }
 
 // Send and receive: a ring in one group, two messages each way with one peer in one group (p = 2
@@ -581,6 +620,7 @@ static int run_all(ncclComm_t comm, cudaStream_t *streams) {
     bool ok = collectives_agree(comm, streams[0], ncclFloat32, 70001, false);
     CHECK_ALL(ok && collectives_agree(comm, streams[0], ncclBfloat16, 70001, false),
               "collectives of 70001 elements");
+    test_ring_orders(comm, streams[0]);
     connected(comm, streams[0]);
     test_groups(comm, streams);
     test_many(comm, streams[0]);

@@ -11,6 +11,9 @@
 //   - Ranks that disagree about an operation, count, type, reduction or root are reported with both values.
 //   - The first use of a communicator, where NCCL's host waits, is refused beside other operations: see communicator.h.
 //   - A reduction adds in rank order (see operation.h): the same bits on every rank, every time.
+// NCCL_ORDER=ring:SEED adds in the order of NCCL's ring instead: an element from the rank behind its owner round to the
+// owner, and the owner depends on its place in the buffer. any:SEED gives every communicator a ring of its own, as
+// NCCL's search may.
 // NCCL_DELAY=random:SEED:MICROSECONDS delays messages at random; results must not depend on it.
 // NCCL_TRAFFIC=1 prints calls and bytes of each communicator at the end of the run.
 //
