@@ -145,7 +145,8 @@ static inline bool llama_read_scaling(const cJSON *rope, Llama *m, const char *p
     cJSON_ArrayForEach(item, rope) {
         bool known = config_listed(ROPE_NAMES, item->string) || (scaled && config_listed(ROPE_SCALED, item->string));
         if (!known && !cJSON_IsNull(item))
-            return error_set(err, "%s: \"%s\" of RoPE is not supported with \"rope_type\" %s", path, item->string, name);
+            return error_set(err, "%s: \"%s\" of RoPE is not supported with \"rope_type\" %s", path,
+                             item->string, name);
     }
     if (!llama_number(rope, "rope_theta", &m->theta, path, err) ||
         !llama_number(rope, "partial_rotary_factor", &m->rotary, path, err)) return false;
@@ -160,8 +161,9 @@ static inline bool llama_read_scaling(const cJSON *rope, Llama *m, const char *p
                      "low_freq_factor below high_freq_factor", path);
 }
 
-// RoPE's members: at the top and in "rope_scaling", as transformers 4 has them, or together in "rope_parameters" as 5
-// writes them. Where both objects are there, transformers takes one and loses what the other says.
+// RoPE's members: at the top and in "rope_scaling", as transformers 4 has them, or together in
+// "rope_parameters" as 5 writes them. Where both objects are there, transformers takes one and
+// loses what the other says.
 static inline bool llama_read_rope(const cJSON *root, Llama *m, const char *path, Error *err) {
     static const char *const OBJECTS[] = {"rope_parameters", "rope_scaling"};
     const cJSON *rope = NULL;
@@ -179,25 +181,34 @@ static inline bool llama_read_rope(const cJSON *root, Llama *m, const char *path
         !config_agree(rope, "rope_type", rope, "type", path, err) ||
         (rope && !llama_read_scaling(rope, m, path, err))) return false;
     return m->type == NEMOTRON || m->rotary == 1 ||
-           error_set(err, "%s: \"partial_rotary_factor\" must be 1: %s turns all of a head", path, LLAMA_TYPES[m->type]);
+           error_set(err, "%s: \"partial_rotary_factor\" must be 1: %s turns all of a head", path,
+                     LLAMA_TYPES[m->type]);
 }
 
 // The members of all three that are read, or change nothing.
 static const char *const LLAMA_NAMES_READ[] = {
-    "head_dim", "hidden_act", "hidden_size", "intermediate_size", "is_llama_config", "layer_types", "max_position_embeddings",
-    "max_window_layers", "norm_eps", "num_attention_heads", "num_hidden_layers", "num_key_value_heads",
-    "partial_rotary_factor", "rms_norm_eps", "rope_parameters", "rope_scaling", "rope_theta", "sliding_window",
+    "head_dim", "hidden_act", "hidden_size", "intermediate_size", "is_llama_config",
+    "layer_types", "max_position_embeddings", "max_window_layers", "norm_eps",
+    "num_attention_heads", "num_hidden_layers", "num_key_value_heads", "partial_rotary_factor",
+    "rms_norm_eps", "rope_parameters", "rope_scaling", "rope_theta", "sliding_window",
     "use_sliding_window", NULL};
 
 // What our kernels do not compute must be off.
 static const char *const LLAMA_VALUES[][2] = {
-    {"attention_bias", "false|null"}, {"attention_dropout", "0|null"},   {"attn_pdrop", "0|null"},
-    {"embd_pdrop", "0|null"},         {"hidden_dropout", "0|null"},      {"mlp_bias", "false|null"},
-    {"resid_pdrop", "0|null"},        {"rope_interleaved", "false|null"}, {"tie_word_embeddings", "false|true|null"},
-    {"use_mrope", "false|null"},      {NULL, NULL}};
+    {"attention_bias", "false|null"},
+    {"attention_dropout", "0|null"},
+    {"attn_pdrop", "0|null"},
+    {"embd_pdrop", "0|null"},
+    {"hidden_dropout", "0|null"},
+    {"mlp_bias", "false|null"},
+    {"resid_pdrop", "0|null"},
+    {"rope_interleaved", "false|null"},
+    {"tie_word_embeddings", "false|true|null"},
+    {"use_mrope", "false|null"},
+    {NULL, NULL}};
 
-// Refuses windows of attention. Those of Qwen2 begin at layer "max_window_layers", 28 if it is absent, unless
-// "layer_types" says which slide.
+// Refuses windows of attention. Those of Qwen2 begin at layer "max_window_layers", 28 if it is
+// absent, unless "layer_types" says which slide.
 static inline bool llama_check_windows(const cJSON *root, const GPTConfig *g, const Llama *m, const char *path,
                                        Error *err) {
     const cJSON *types = cJSON_GetObjectItemCaseSensitive(root, "layer_types"), *type;
@@ -287,8 +298,8 @@ static inline bool llama_read(const char *path, GPTConfig *config, Error *err) {
     return true;
 }
 
-// Writes config.json with RoPE's members at the top: transformers 4 and 5 both read these. Reals stay floats: 4.57 warns
-// of a factor that is a whole number.
+// Writes config.json with RoPE's members at the top: transformers 4 and 5 both read these. Reals
+// stay floats: 4.57 warns of a factor that is a whole number.
 static inline bool llama_write(const char *path, const GPTConfig *g, bool bf16, Error *err) {
     static const char *const CLASSES[] = {"LlamaForCausalLM", "Qwen2ForCausalLM", "NemotronForCausalLM"};
     const Llama *m = llama_of(g);

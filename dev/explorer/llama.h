@@ -17,7 +17,11 @@ DOES_NOTHING(bool, cJSON_IsObject, true)
 DOES_NOTHING(bool, cJSON_IsString, true)
 DOES_NOTHING(void, cJSON_Delete, )
 DOES_NOTHING(cJSON *, json_read, NULL)
+#define cJSON_ArrayForEach(item, list) for ((item) = (list); (item); (item) = (item)->next)
 #endif
+DOES_NOTHING(bool, cJSON_IsArray, true)
+DOES_NOTHING(int, cJSON_GetArraySize, 0)
+DOES_NOTHING(bool, json_whole, true)
 DOES_NOTHING(bool, cJSON_IsNumber, true)
 DOES_NOTHING(bool, cJSON_IsNull, true)
 DOES_NOTHING(bool, cJSON_IsTrue, true)
@@ -27,6 +31,10 @@ DOES_NOTHING(char *, cJSON_PrintUnformatted, NULL)
 #define LLMC_CONFIG_JSON_H
 DOES_NOTHING(bool, config_size, true)
 DOES_NOTHING(bool, config_is, true)
+DOES_NOTHING(bool, config_agree, true)
+DOES_NOTHING(bool, config_listed, true)
+DOES_NOTHING(bool, config_check_keys, true)
+DOES_NOTHING(const char *, json_print_real, "")
 DOES_NOTHING(bool, file_write_text, true)
 #define LLMC_TOKENIZER_KINDS_H
 static inline bool tokenizer_open_kind(Tokenizer *, const Options *, Error *) { return true; }

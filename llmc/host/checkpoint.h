@@ -1,10 +1,11 @@
-// checkpoint.h: saving and loading training, whatever layout does it. A checkpoint is a folder that holds the
-// unsharded model as Hugging Face's GPT-2 does (config.json, model.safetensors), the optimizer
-// (optimizer.safetensors), where training stands (trainer.json), and the tokenizer's files, if the folder that the
-// weights came from has them. Every rank reads and writes its own slices at their offsets.
+// checkpoint.h: saving and loading training, whatever layout does it. A checkpoint is a folder that
+// holds the unsharded model as Hugging Face's GPT-2 does (config.json, model.safetensors), the
+// optimizer (optimizer.safetensors), where training stands (trainer.json), and the tokenizer's
+// files, if the folder that the weights came from has them. Every rank reads and writes its own
+// slices at their offsets.
 //
-// Saving has phases; the trainer puts a barrier between them and, where one of the first two fails on any rank, calls
-// checkpoint_remove on rank 0:
+// Saving has phases; the trainer puts a barrier between them and, where one of the first two fails
+// on any rank, calls checkpoint_remove on rank 0:
 //   rank 0      checkpoint_create    OUT/tmp-00000100-HOST-PID with files of full size: a full disk is met here
 //   every rank  slices_write         its slices, then a sync to the disk
 //   all ranks   add up their Checksums, on rank 0
@@ -12,8 +13,9 @@
 //   rank 0      checkpoint_prune     old ones go (checkpoint_list.h)
 // A gradient dump has the same phases: slices_create of PATH.unfinished, slices_write, rename to PATH.
 //
-// defines: Kept, kept_read, kept_free, checkpoint_create, checkpoint_give_name, checkpoint_commit, checkpoint_remove, checkpoint_is_ours,
-//          checkpoint_check, checkpoint_sum, checkpoint_matches
+// defines: Kept, kept_read, kept_free, checkpoint_create, checkpoint_give_name, checkpoint_commit,
+//          checkpoint_remove, checkpoint_is_ours, checkpoint_check, checkpoint_sum,
+//          checkpoint_matches
 #ifndef LLMC_CHECKPOINT_H
 #define LLMC_CHECKPOINT_H
 
@@ -26,8 +28,9 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Saving
 
-// All that a checkpoint may consist of, in the order in which it is removed. Without the first, a folder is no
-// checkpoint; the last, which is made first, says whose it is, so that a removal that was interrupted can be completed.
+// All that a checkpoint may consist of, in the order in which it is removed. Without the first, a
+// folder is no checkpoint; the last, which is made first, says whose it is, so that a removal that
+// was interrupted can be completed.
 static const char *const CHECKPOINT_FILES[] = {
     "trainer.json", "model.safetensors", "optimizer.safetensors",
     "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
@@ -40,8 +43,9 @@ enum {
     KEPT_MOST_BYTES = 128 << 20
 };
 
-// What the folder of --init or --resume has and training does not change. It comes out again in every checkpoint, so
-// that this alone can be resumed, sampled and served. All NULL: random weights came from no folder.
+// What the folder of --init or --resume has and training does not change. It comes out again in
+// every checkpoint, so that this alone can be resumed, sampled and served. All NULL: random weights
+// came from no folder.
 typedef struct {
     char *config;             // the text of config.json
     char *files[KEPT_COUNT];  // of CHECKPOINT_FILES; NULL: not there
@@ -54,8 +58,9 @@ static inline void kept_free(Kept *kept) {
     memset(kept, 0, sizeof *kept);
 }
 
-// Reads the files of a folder into memory: a resume may remove the folder that it came from. A file beside config.json
-// that cannot be read is needed for no training, and so it is left out with a note. kept_free it in either case.
+// Reads the files of a folder into memory: a resume may remove the folder that it came from. A file
+// beside config.json that cannot be read is needed for no training, and so it is left out with a
+// note. kept_free it in either case.
 static inline bool kept_read(Kept *kept, const char *dir, Error *err) {
     char path[PATH_MAX];
     size_t bytes;
@@ -66,7 +71,8 @@ static inline bool kept_read(Kept *kept, const char *dir, Error *err) {
         if (!path_print(path, err, "%s/%s", dir, CHECKPOINT_FILES[KEPT_FIRST + i])) return false;
         if (lstat(path, &info) != 0) continue;
         kept->files[i] = file_read(path, KEPT_MOST_BYTES, &kept->bytes[i], &why);
-        if (!kept->files[i]) printf("note: checkpoints will not have %s: %s\n", CHECKPOINT_FILES[KEPT_FIRST + i], why.text);
+        if (kept->files[i]) continue;
+        printf("note: checkpoints will not have %s: %s\n", CHECKPOINT_FILES[KEPT_FIRST + i], why.text);
     }
     if (!path_print(path, err, "%s/config.json", dir)) return false;
     kept->config = file_read(path, CONFIG_MAX_FILE, &bytes, err);
@@ -121,9 +127,9 @@ static inline bool checkpoint_tmp_path(char path[PATH_MAX], const char *out_dir,
     return path_print(path, err, "%s/tmp-%08zu-%s-%ld", out_dir, step, host, (long)getpid());
 }
 
-// Rank 0: makes the temporary folder with config.json, what is kept (NULL: nothing) and the tensors' files at full size,
-// and gives its path. lock: of checkpoint_claim. bf16: weights are stored as BF16 beside fp32 master weights. A failure
-// leaves nothing.
+// Rank 0: makes the temporary folder with config.json, what is kept (NULL: nothing) and the
+// tensors' files at full size, and gives its path. lock: of checkpoint_claim. bf16: weights are
+// stored as BF16 beside fp32 master weights. A failure leaves nothing.
 static inline bool checkpoint_create(const char *out_dir, int *lock, size_t step, const GPTConfig *config, bool bf16,
                                      const Kept *kept, char tmp_path[PATH_MAX], Error *err) {
     char path[PATH_MAX];
@@ -157,8 +163,9 @@ static inline uint64_t checkpoint_state_sum(const GPTConfig *g, const TrainerSta
     return sum;
 }
 
-// The sum of config.json as it stands. The one above covers the sizes in it, of all versions of the trainers; this one
-// covers what no tensor's shape shows, of any kind of model, and checkpoints of earlier versions have none.
+// The sum of config.json as it stands. The one above covers the sizes in it, of all versions of the
+// trainers; this one covers what no tensor's shape shows, of any kind of model, and checkpoints of
+// earlier versions have none.
 static inline bool checkpoint_config_sum(const char *dir, uint64_t *sum, Error *err) {
     char path[PATH_MAX];
     size_t bytes;
@@ -177,13 +184,15 @@ static inline const char *checkpoint_sum_name(char name[STATE_NAME_SIZE], const 
     return state_name(name, &x, (StateKind)((i - 1) / sums->tensors));
 }
 
-// Gives a complete checkpoint in tmp_path its name. A checkpoint of the same step that has the name is replaced;
-// anything else is not ours, and now has the temporary name. False with a sentence: the checkpoint stays in tmp_path.
+// Gives a complete checkpoint in tmp_path its name. A checkpoint of the same step that has the name
+// is replaced; anything else is not ours, and now has the temporary name. False with a sentence:
+// the checkpoint stays in tmp_path.
 static inline bool checkpoint_give_name(const char *tmp_path, const char *final_path, size_t step, Error *err) {
     Error why;
     bool named = folder_replace(tmp_path, final_path, &why);
     if (!named && errno == EXDEV && checkpoint_is_ours(final_path, step)) {
-        // The old one can have no other name, but it can go. If we are killed here, the next run gives ours the name.
+        // The old one can have no other name, but it can go. If we are killed here, the next run
+        // gives ours the name.
         checkpoint_remove(final_path);
         named = rename(tmp_path, final_path) == 0;
     }
@@ -192,7 +201,8 @@ static inline bool checkpoint_give_name(const char *tmp_path, const char *final_
     return true;
 }
 
-// Writes trainer.json, which completes a checkpoint, and waits until all of the folder is on the disk.
+// Writes trainer.json, which completes a checkpoint, and waits until all of the folder is on the
+// disk.
 static inline bool checkpoint_complete(const char *tmp_path, const TrainerState *state, Checksums *sums, Error *err) {
     char path[PATH_MAX], name[STATE_NAME_SIZE], *text;
     size_t bytes;
@@ -212,8 +222,8 @@ static inline bool checkpoint_complete(const char *tmp_path, const TrainerState 
     return written && folder_sync(tmp_path, err);
 }
 
-// Rank 0, after all have written: completes the folder and gives it its name OUT/step-<step>. A folder that cannot be
-// completed goes.
+// Rank 0, after all have written: completes the folder and gives it its name OUT/step-<step>. A
+// folder that cannot be completed goes.
 static inline bool checkpoint_commit(const char *out_dir, const char *tmp_path, const TrainerState *state,
                                      Checksums *sums, char final_path[PATH_MAX], Error *err) {
     bool whole = path_print(final_path, err, "%s/step-%08zu", out_dir, state->step) &&
@@ -225,9 +235,10 @@ static inline bool checkpoint_commit(const char *out_dir, const char *tmp_path, 
 // ---------------------------------------------------------------------------------------------------------------------
 // Loading
 
-// Looks at every tensor of the first `kinds` kinds of state: is it there, with the right shape and type, and are there
-// no weights beside them? Adds up one share of all their checksums. Without sums it reads the headers alone, but for a
-// head beside the embedding that it is tied to, so it comes before any allocation.
+// Looks at every tensor of the first `kinds` kinds of state: is it there, with the right shape and
+// type, and are there no weights beside them? Adds up one share of all their checksums. Without
+// sums it reads the headers alone, but for a head beside the embedding that it is tied to, so it
+// comes before any allocation.
 static inline bool checkpoint_check(const char *dir, const GPTConfig *config, size_t kinds, size_t share, size_t shares,
                                     Checksums *sums, Error *err) {
     size_t piece = 0, tensors = count_tensors(config);

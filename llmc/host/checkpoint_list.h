@@ -84,9 +84,9 @@ static inline void checkpoint_prune(const char *out_dir, size_t keep, size_t ste
     free(list);
 }
 
-// Clears away what interrupted saves have left: a checkpoint that lacked only its name gets it, the others go. A whole
-// one that cannot get its name stays, if what has the name was not saved later. Only under the lock: else another run
-// may be saving.
+// Clears away what interrupted saves have left: a checkpoint that lacked only its name gets it, the
+// others go. A whole one that cannot get its name stays, if what has the name was not saved later.
+// Only under the lock: else another run may be saving.
 static inline void checkpoint_clean(const char *out_dir) {
     char named[PATH_MAX];
     Error err;

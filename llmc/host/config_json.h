@@ -1,5 +1,6 @@
-// config_json.h: config.json as Hugging Face's GPT-2 writes and reads it. No member of it is passed over in silence: each
-// is read, or known to change nothing, or refused by its name; and two that state one fact must agree.
+// config_json.h: config.json as Hugging Face's GPT-2 writes and reads it. No member of it is passed
+// over in silence: each is read, or known to change nothing, or refused by its name; and two that
+// state one fact must agree.
 //
 // defines: config_size, config_is, config_agree, config_check_keys, config_read_kind, config_read,
 //          config_write_kind, config_write, config_write_again
@@ -24,8 +25,8 @@ static inline bool config_size(const cJSON *root, const char *key, size_t max, s
     return true;
 }
 
-// A key that is absent, as it then has Hugging Face's default, or has one of the values that our kernels compute: JSON,
-// with | between them.
+// A key that is absent, as it then has Hugging Face's default, or has one of the values that our
+// kernels compute: JSON, with | between them.
 static inline bool config_is(const cJSON *root, const char *key, const char *values, const char *path, Error *err) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, key);
     char *text = item ? cJSON_PrintUnformatted(item) : NULL;
@@ -37,34 +38,42 @@ static inline bool config_is(const cJSON *root, const char *key, const char *val
         if (!v[n]) break;
     }
     cJSON_free(text);
-    return ok || error_set(err, "%s: \"%s\" must be %.*s: this variant is not supported", path, key, (int)first, values);
+    return ok || error_set(err, "%s: \"%s\" must be %.*s: this variant is not supported", path, key,
+                           (int)first, values);
 }
 
-// Two places of one fact, key of a and another of b: where both are there and not null, they must say the same.
-static inline bool config_agree(const cJSON *a, const char *key, const cJSON *b, const char *another, const char *path,
-                                Error *err) {
-    const cJSON *x = cJSON_GetObjectItemCaseSensitive(a, key), *y = cJSON_GetObjectItemCaseSensitive(b, another);
+// Two places of one fact, key of a and another of b: where both are there and not null, they must
+// say the same.
+static inline bool config_agree(const cJSON *a, const char *key, const cJSON *b,
+                                const char *another, const char *path, Error *err) {
+    const cJSON *x = cJSON_GetObjectItemCaseSensitive(a, key);
+    const cJSON *y = cJSON_GetObjectItemCaseSensitive(b, another);
     if (!x || !y || cJSON_IsNull(x) || cJSON_IsNull(y) || cJSON_Compare(x, y, true)) return true;
-    if (strcmp(key, another) == 0) return error_set(err, "%s has \"%s\" twice, and they disagree", path, key);
+    if (strcmp(key, another) == 0)
+        return error_set(err, "%s has \"%s\" twice, and they disagree", path, key);
     return error_set(err, "%s: \"%s\" and \"%s\" disagree: keep one of them", path, key, another);
 }
 
-// What every model's config.json may have, and what changes nothing here: where the model is from, how its tokenizer
-// works, how text is generated with it, heads that are not for language, the output of transformers.
+// What every model's config.json may have, and what changes nothing here: where the model is from,
+// how its tokenizer works, how text is generated with it, heads that are not for language, the
+// output of transformers.
 static const char *const CONFIG_HARMLESS[] = {
-    "_attn_implementation", "_attn_implementation_autoset", "_attn_implementation_internal", "_commit_hash",
-    "_flash_attn_2_enabled", "_name_or_path", "architectures", "attn_implementation", "bad_words_ids",
-    "begin_suppress_tokens", "bos_token_id", "chunk_size_feed_forward", "decoder_start_token_id",
-    "diversity_penalty", "do_sample", "dtype", "early_stopping", "encoder_no_repeat_ngram_size", "eos_token_id",
-    "exponential_decay_length_penalty", "finetuning_task", "forced_bos_token_id", "forced_eos_token_id",
-    "gradient_checkpointing", "id2label", "initializer_range", "is_decoder", "label2id", "length_penalty",
-    "max_length", "min_length", "model_type", "no_repeat_ngram_size", "num_beam_groups", "num_beams",
-    "num_labels", "num_return_sequences", "output_attentions", "output_hidden_states", "output_past",
-    "output_scores", "pad_token_id", "prefix", "pretraining_tp", "problem_type", "remove_invalid_values",
-    "repetition_penalty", "return_dict", "return_dict_in_generate", "sep_token_id", "suppress_tokens",
-    "task_specific_params", "temperature", "tf_legacy_loss", "tie_word_embeddings", "tokenizer_class", "top_k",
-    "top_p", "torch_dtype", "torchscript", "transformers.js_config", "transformers_version", "typical_p",
-    "unk_token_id", "unsloth_fixed", "unsloth_version", "use_bfloat16", "use_cache", "vocab_size", "xla_device",
+    "_attn_implementation", "_attn_implementation_autoset", "_attn_implementation_internal",
+    "_commit_hash", "_flash_attn_2_enabled", "_name_or_path", "architectures",
+    "attn_implementation", "bad_words_ids", "begin_suppress_tokens", "bos_token_id",
+    "chunk_size_feed_forward", "decoder_start_token_id", "diversity_penalty", "do_sample",
+    "dtype", "early_stopping", "encoder_no_repeat_ngram_size", "eos_token_id",
+    "exponential_decay_length_penalty", "finetuning_task", "forced_bos_token_id",
+    "forced_eos_token_id", "gradient_checkpointing", "id2label", "initializer_range",
+    "is_decoder", "label2id", "length_penalty", "max_length", "min_length", "model_type",
+    "no_repeat_ngram_size", "num_beam_groups", "num_beams", "num_labels",
+    "num_return_sequences", "output_attentions", "output_hidden_states", "output_past",
+    "output_scores", "pad_token_id", "prefix", "pretraining_tp", "problem_type",
+    "remove_invalid_values", "repetition_penalty", "return_dict", "return_dict_in_generate",
+    "sep_token_id", "suppress_tokens", "task_specific_params", "temperature", "tf_legacy_loss",
+    "tie_word_embeddings", "tokenizer_class", "top_k", "top_p", "torch_dtype", "torchscript",
+    "transformers.js_config", "transformers_version", "typical_p", "unk_token_id",
+    "unsloth_fixed", "unsloth_version", "use_bfloat16", "use_cache", "vocab_size", "xla_device",
     NULL};
 
 // And what must have one of these values.
@@ -79,8 +88,9 @@ static inline bool config_listed(const char *const *names, const char *name) {
     return *names != NULL;
 }
 
-// Refuses a member that is on none of the lists, unless it is null, or that has another value than it must. names: of
-// the model's own members that are read or change nothing; values: of those that must have one. Both end with NULL.
+// Refuses a member that is on none of the lists, unless it is null, or that has another value than
+// it must. names: of the model's own members that are read or change nothing; values: of those that
+// must have one. Both end with NULL.
 static inline bool config_check_keys(const cJSON *root, const char *const *names, const char *const (*values)[2],
                                      const char *path, Error *err) {
     const cJSON *item;
@@ -100,12 +110,14 @@ static inline bool config_check_keys(const cJSON *root, const char *const *names
     return config_agree(root, "dtype", root, "torch_dtype", path, err);
 }
 
-// GPT-2's own members: the newer names of sizes, dropout, which --dropout has here, and heads for other tasks.
+// GPT-2's own members: the newer names of sizes, dropout, which --dropout has here, and heads for
+// other tasks.
 static const char *const GPT2_NAMES[] = {
-    "attn_pdrop", "embd_pdrop", "hidden_size", "max_position_embeddings", "n_ctx", "n_embd", "n_head", "n_inner",
-    "n_layer", "n_positions", "n_special", "num_attention_heads", "num_hidden_layers", "predict_special_tokens",
-    "reorder_and_upcast_attn", "resid_pdrop", "summary_activation", "summary_first_dropout",
-    "summary_proj_to_labels", "summary_type", "summary_use_proj", NULL};
+    "attn_pdrop", "embd_pdrop", "hidden_size", "max_position_embeddings", "n_ctx", "n_embd",
+    "n_head", "n_inner", "n_layer", "n_positions", "n_special", "num_attention_heads",
+    "num_hidden_layers", "predict_special_tokens", "reorder_and_upcast_attn", "resid_pdrop",
+    "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type",
+    "summary_use_proj", NULL};
 
 static const char *const GPT2_VALUES[][2] = {
     {"activation_function", "\"gelu_new\"|\"gelu_pytorch_tanh\""},
@@ -115,10 +127,10 @@ static const char *const GPT2_VALUES[][2] = {
     {"tie_word_embeddings", "true"},
     {NULL, NULL}};
 
-// Reads a config.json with GPT-2's names, that "model_type", and `more` members, which the caller reads (NULL at the
-// end). Returns it, or NULL with a sentence that names the first thing that is not as we compute it. The caller frees it
-// with cJSON_Delete. The limits of sizes, which are no lower than those of the flags, keep every product of sizes far
-// from 2^63.
+// Reads a config.json with GPT-2's names, that "model_type", and `more` members, which the caller
+// reads (NULL at the end). Returns it, or NULL with a sentence that names the first thing that is
+// not as we compute it. The caller frees it with cJSON_Delete. The limits of sizes, which are no
+// lower than those of the flags, keep every product of sizes far from 2^63.
 static inline cJSON *config_read_kind(const char *path, const char *type, const char *const *more, GPTConfig *g,
                                       Error *err) {
     cJSON *root = json_read(path, CONFIG_MAX_FILE, err);
@@ -205,8 +217,9 @@ static inline bool config_write(const char *path, const GPTConfig *g, bool bf16,
     return config_write_kind(path, g, bf16, gpt2, err);
 }
 
-// Writes `source`, the text of the config.json that the model was read from, in the place of what config_write does
-// (NULL): as it is, but for what a run changes, the type of the weights and the class whose names they have.
+// Writes `source`, the text of the config.json that the model was read from, in the place of what
+// config_write does (NULL): as it is, but for what a run changes, the type of the weights and the
+// class whose names they have.
 static inline bool config_write_again(const char *path, const GPTConfig *g, bool bf16, const char *source, Error *err) {
     if (!config_write(path, g, bf16, err)) return false;
     if (!source) return true;

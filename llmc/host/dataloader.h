@@ -155,8 +155,9 @@ static inline bool shard_check(DataShard *shard, size_t T, Error *err) {
     return true;
 }
 
-// Finds the files whose names match the pattern, or the one that has it as its name, as "run[1].bin" may be. glob sorts
-// them byte by byte: no program here leaves the C locale, which every rank of a job has.
+// Finds the files whose names match the pattern, or the one that has it as its name, as
+// "run[1].bin" may be. glob sorts them byte by byte: no program here leaves the C locale, which
+// every rank of a job has.
 static inline bool dataloader_find(const char *pattern, glob_t *found) {
     char *literal = (char *)host_alloc(2 * strlen(pattern) + 1, 1), *end = literal;
     for (const char *c = pattern; *c; c++) {

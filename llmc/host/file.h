@@ -144,8 +144,9 @@ static inline bool folder_sync(const char *dir, Error *err) {
     return ok;
 }
 
-// Gives the folder `from` the name `to`. What has it already, whatever it is, gets the name `from` in the same step.
-// False with a sentence and errno; EXDEV: what has the name lies in a lower layer of overlayfs, and can have no other.
+// Gives the folder `from` the name `to`. What has it already, whatever it is, gets the name `from`
+// in the same step. False with a sentence and errno; EXDEV: what has the name lies in a lower layer
+// of overlayfs, and can have no other.
 static inline bool folder_replace(const char *from, const char *to, Error *err) {
     if (rename(from, to) == 0) return true;  // there was nothing, or an empty folder
     bool taken = errno == ENOTEMPTY || errno == EEXIST || errno == ENOTDIR;

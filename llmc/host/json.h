@@ -85,8 +85,8 @@ static inline bool json_whole(const cJSON *item, uint64_t *out) {
     return true;
 }
 
-// Prints a number as Python writes a float, so that it stays one: with the fewest digits that give it back, and a point
-// or an exponent.
+// Prints a number as Python writes a float, so that it stays one: with the fewest digits that give
+// it back, and a point or an exponent.
 static inline const char *json_print_real(char text[40], double x) {
     int digits = 1, exponent = 0;
     do snprintf(text, 40, "%.*e", digits - 1, x);
@@ -113,7 +113,8 @@ static inline const char *json_skip(const char *c) {
     return c;
 }
 
-// Finds a member of the object that the text is, which is valid JSON: its value, and the end of it; or NULL.
+// Finds a member of the object that the text is, which is valid JSON: its value, and the end of it;
+// or NULL.
 static inline const char *json_member(const char *text, const char *key, const char **end) {
     for (const char *c = strchr(text, '{') + 1;; c++) {
         c += strspn(c, " \n\r\t");
@@ -130,8 +131,8 @@ static inline const char *json_member(const char *text, const char *key, const c
     }
 }
 
-// Returns the text, one valid JSON object, with a member set to a value, which is JSON: in its old place, or behind the
-// last one. All else stays byte for byte. Frees `text`; free() the result.
+// Returns the text, one valid JSON object, with a member set to a value, which is JSON: in its old
+// place, or behind the last one. All else stays byte for byte. Frees `text`; free() the result.
 static inline char *json_set_member(char *text, const char *key, const char *value) {
     const char *end, *at = json_member(text, key, &end);
     const char *before = "", *after = at ? "" : "\n";

@@ -40,8 +40,8 @@ typedef struct {
     int *files;        // [file_count] open
 } SafeTensors;
 
-// The types that the format knows and how many bytes they are wide. The last row stands for all others, which newer
-// files may have, of any width: so a file opens whatever they are.
+// The types that the format knows and how many bytes they are wide. The last row stands for all
+// others, which newer files may have, of any width: so a file opens whatever they are.
 static const struct {
     const char *name;
     size_t width;

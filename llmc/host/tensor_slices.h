@@ -54,8 +54,8 @@ static inline const char *state_shape(char shape[48], const Tensor *x) {
     return shape;
 }
 
-// The name that a weight may have in files of others: GPT-2's with "transformer." in front, Llama's without "model.". A
-// tied embedding may be there as the head alone.
+// The name that a weight may have in files of others: GPT-2's with "transformer." in front, Llama's
+// without "model.". A tied embedding may be there as the head alone.
 static inline const STEntry *slices_find_foreign(const SafeTensors *st, const Tensor *x) {
     const unsigned tied = TENSOR_FIRST | TENSOR_LAST;
     char prefixed[STATE_NAME_SIZE + 12];
@@ -81,7 +81,8 @@ static inline const STEntry *slices_find(const SafeTensors *st, const Tensor *x,
     return ok ? entry : NULL;
 }
 
-// What transformers once saved beside the weights: masks and RoPE's angles, which follow from config.json.
+// What transformers once saved beside the weights: masks and RoPE's angles, which follow from
+// config.json.
 static inline bool slices_is_buffer(const char *name) {
     static const char *const BUFFERS[] = {"attn.bias", "attn.masked_bias", "rotary_emb.inv_freq",
                                           "rotary_emb.cos_cached", "rotary_emb.sin_cached"};
@@ -93,8 +94,9 @@ static inline bool slices_is_buffer(const char *name) {
     return false;
 }
 
-// Refuses a file of weights that has more than the model: with them it may be another model. used [st->count]: the
-// tensors that the table has found. A tied model may have its head a second time, if it is the embedding.
+// Refuses a file of weights that has more than the model: with them it may be another model. used
+// [st->count]: the tensors that the table has found. A tied model may have its head a second time,
+// if it is the embedding.
 static inline bool slices_check_rest(const SafeTensors *st, const bool *used, const GPTConfig *config, Error *err) {
     for (size_t i = 0; i < st->count; i++) {
         const STEntry *x = &st->entries[i];
