@@ -232,8 +232,9 @@ static inline bool config_write_again(const char *path, const GPTConfig *g, bool
         {"architectures", "architectures"},
         {newer ? "dtype" : "torch_dtype", "torch_dtype"},
         {older || !newer ? "torch_dtype" : "dtype", "torch_dtype"},
+        {"capacity_factor", "capacity_factor"},  // of experts: a run may change it
     };
-    for (int i = 0; i < 3; i++) {
+    for (size_t i = 0; i < sizeof set / sizeof *set; i++) {
         if (!(value = json_member(own, set[i][1], &end))) continue;
         snprintf(member, sizeof member, "%.*s", (int)(end - value), value);
         text = json_set_member(text, set[i][0], member);

@@ -52,7 +52,7 @@ static inline bool moe_check(const MoeSpec *o, size_t d, bool zero, Error *err) 
 static inline bool moe_config_read(const char *path, GPTConfig *config, Error *err) {
     MoeSpec *moe = (MoeSpec *)(void *)config->spec;
     size_t E = 0, k = 0;
-    static const char *const own[] = {"num_local_experts", "num_experts_per_tok", NULL};
+    static const char *const own[] = {"num_local_experts", "num_experts_per_tok", "capacity_factor", NULL};
     cJSON *root = config_read_kind(path, "gpt2_moe", own, config, err);
     bool ok = root && config_size(root, "num_local_experts", 128, &E, path, err) &&
               config_size(root, "num_experts_per_tok", 128, &k, path, err);

@@ -135,7 +135,7 @@ inline ncclComm_t new_communicator(MPI_Comm mpi, const std::string &name, const 
     MPI_Comm_size(mpi, &comm->size);
     comm->name = name;
     State &s = state();
-    if (s.order.on && !simulates()) comm->ring = ring_of(comm->size, s.order.any ? ring_seed(comm) : s.order.seed);
+    if (s.order.on && !simulates()) comm->ring = ring_of(comm->size, s.order.own ? ring_seed(comm) : s.order.seed);
     s.communicators++;
     clock_communicator(comm, config);
     return comm;

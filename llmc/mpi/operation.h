@@ -115,7 +115,7 @@ struct Group {
 // NCCL_ORDER: in which order the ranks' contributions to an element are added.
 struct RingOrder {
     bool on;
-    bool any;            // every communicator has a ring of its own, as NCCL's search for rings may give it
+    bool own;            // every communicator has a ring of its own, as NCCL's search for rings may give it
     unsigned long long seed;  // of the ring; 0: the order of ranks
 };
 
@@ -125,8 +125,8 @@ inline RingOrder environment_order(const char *name) {
     const char *text = getenv(name);
     int end = 0;
     if (!text || !*text) return order;
-    order.any = strncmp(text, "any:", 4) == 0;
-    sscanf(text, order.any ? "any:%llu%n" : "ring:%llu%n", &order.seed, &end);
+    order.own = strncmp(text, "any:", 4) == 0;
+    sscanf(text, order.own ? "any:%llu%n" : "ring:%llu%n", &order.seed, &end);
     if (end == 0 || text[end]) environment_refuse(name, text, "ring:SEED or any:SEED");
     order.on = true;
     return order;
