@@ -103,7 +103,7 @@ static inline void trainer_warm_up(Model *m, void (*run_batch)(Model *m, bool tr
     CUDA_CHECK(cudaMemset(m->inputs, 0, tokens));
     CUDA_CHECK(cudaMemset(m->targets, 0, tokens));
     CUDA_CHECK(cudaDeviceSynchronize());
-    if (!run_batch || m->job.size == 1) return;
+    if (!run_batch) return;
 
     m->micros = micros < 2 ? micros : 2;
     for (int dropout = 0; dropout < 2; dropout++) {
