@@ -104,7 +104,7 @@ check "files that the pages name are there" "$(files)"
 
 # Flags of mpirun, Slurm, Open MPI's configuration and of tools are not the trainers'.
 others='allow-run-as-root|quiet|oversubscribe|hostfile|map-by|mca|nodes|mpi|signal|requeue|kill-on-bad-exit|gpus-per-node'
-others="$others|gpus-per-task|gpu-bind|with-pmi|pretokenized|shards|stride|text|help|pack|logits"
+others="$others|gpus-per-task|gpu-bind|with-pmi|pretokenized|shards|stride|text|help|pack|logits|document-token|separator|shard-tokens|local-dir"
 flags() {
     local flag
     { "$build/train_gpt_3d" --help all; build/tools/scale; build/tools/schedule; build/tools/timeline
