@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# tables.sh check|write [BUILD] [NAME...]: the tables and outputs of README.md and doc/ that come from commands.
+# tables.sh check|write [BUILD] [NAME...]: the tables and outputs of README.md, doc/, dev/scale and dev/results that come from commands.
 # A table stands between the lines `<!-- table NAME -->` and `<!-- end -->`; table_NAME below prints it. `check`
 # compares the page with the command's output, `write` puts the output there. BUILD (build/cpu-fp32) holds the
 # trainers, the folder next to it the bf16 ones. Without names: all tables that take seconds. `all`: also the slow

@@ -104,7 +104,7 @@ check "files that the pages name are there" "$(files)"
 
 # Flags of mpirun, Slurm, Open MPI's configuration and of tools are not the trainers'.
 others='allow-run-as-root|quiet|oversubscribe|hostfile|map-by|mca|nodes|mpi|signal|requeue|kill-on-bad-exit|gpus-per-node'
-others="$others|gpus-per-task|gpu-bind|with-pmi|pretokenized|shards|stride|text|help|pack|logits"
+others="$others|gpus-per-task|gpu-bind|with-pmi|pretokenized|shards|stride|text|help|pack|logits|document-token|separator|shard-tokens|local-dir"
 flags() {
     local flag
     { "$build/train_gpt_3d" --help all; build/tools/scale; build/tools/schedule; build/tools/timeline
@@ -141,6 +141,10 @@ bugs() {
         done
     done < <(grep -E '\.(c|cu|sh) \|$' doc/lab/bugs.md)
     [ $rows = 31 ] || echo "$rows rows were read, not 31"
+    while IFS='"' read -r file name _; do
+        file=${file% } file=${file##* }
+        grep -qF -- "$name" "$file" || echo "\"$name\" is not in $file"
+    done < <(sed -n '/^<!-- kinds -->/,/^<!-- end/s/^- //p' doc/lab/bugs.md)
 }
 check "each bug is in the tests that doc/lab/bugs.md names" "$(bugs)"
 
