@@ -107,16 +107,13 @@ static inline void draw_lesson_fsdp(FILE *out) {
         double end = shards_run(&d, 0, &d.compute, begin, 2, SHARDS_COLORS[l], 'B', l);
         grads[l % 2].since = begin;
         grads[l % 2].layer = l;
+        empty[l % 2] = shards_run(&d, 1, &d.data, end, 1, SHARDS_COLORS[l], 'R', l);
+        shards_leave(&d, &weights[l % 2], l >= 2 ? empty[l % 2] : end, 'W');
         if (l >= 2) {
-            double from = fmax(d.data, end);
-            shards_leave(&d, &weights[l % 2], from, 'W');
-            weights[l % 2].since = from;
+            weights[l % 2].since = empty[l % 2];
             weights[l % 2].layer = l - 2;
             gathered[l - 2] = shards_run(&d, 1, &d.data, end, 0.9, SHARDS_COLORS[l - 2], 'G', l - 2);
-        } else {
-            shards_leave(&d, &weights[l % 2], end, 'W');
         }
-        empty[l % 2] = shards_run(&d, 1, &d.data, end, 1, SHARDS_COLORS[l], 'R', l);
         shards_leave(&d, &grads[l % 2], empty[l % 2], 'D');
     }
     FIGURE_NOTE(out, 12, 284, "F, B: forward and backward of a layer.  G: all-gather of a layer's weights.");

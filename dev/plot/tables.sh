@@ -12,7 +12,7 @@ quick=(tensor_bytes tensor_memory tensor_ratio schedule_memory pipeline_bytes da
        lesson_data_bytes lesson_data_memory lesson_data_clock lesson_fsdp_bytes lesson_fsdp_memory lesson_fsdp_clock
        lesson_moe_bytes lesson_moe_clock lesson_context_recompute lesson_context_longest
        schedules schedules_norm refused bubbles study plan scale scale_bands scale_claims holmes holmes_plan cuda_lines
-       files pipeline_unrolled layouts_agree zero_memory tensor_calls tensor_reach schedules_drawn in_flight
+       files pipeline_unrolled layouts_agree zero_memory tensor_calls tensor_reach schedules_drawn
        context_agrees context_balance llama_grid zb_steps)
 slow=(layouts main errors no_wait one_stream zero no_add swapped_sums expert_balance post_ln parallel_block bubbles_paper plan_table1 plan_clock plan_fsdp scale_trainers
       cpu_speed)
@@ -658,7 +658,7 @@ printed() {
     [ -s "$dir/run.sh" ] && bash "$dir/run.sh" </dev/null >"$dir/run.out" 2>"$dir/run.err" || return 1
     fenced <"$dir/run.out"
 }
-for name in layouts_agree zero_memory tensor_calls tensor_reach schedules_drawn in_flight \
+for name in layouts_agree zero_memory tensor_calls tensor_reach schedules_drawn \
     context_agrees context_balance expert_balance llama_grid zb_steps; do
     eval "table_$name() { printed $name; }"
 done

@@ -95,7 +95,7 @@ check "swapped_sums: and nothing else on the right trainer" test "$(grep -c ^ste
 
 run zero zero.out 'build/cpu-$precision' "${build/fp32/\$precision}"
 # sent N OPERATION: bytes that data rank 0 sent in run number N.
-sent() { awk -v n="$1" -v op="$2:" '/^(fp32|bf16)/ { i++ } i == n && $7 == op { print $10 }' $dir/zero.out; }
+sent() { awk -v n="$1" -v op="$2:" '/^(fp32|bf16)/ { i++ } i == n && $6 == op { print $9 }' $dir/zero.out; }
 for n in 1 2 3 4; do
     share=$((n == 4 ? 2 : 1)) # weights in bf16
     gathered=$(sent $n ncclAllGather)
