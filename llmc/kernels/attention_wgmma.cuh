@@ -657,10 +657,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
         if (first < item.tiles) barrier_wait(ring.own_full(buffer), round / C::BUFFERS & 1);
         for (int i = 0; i < group; i++) {
             if (i > 0) fetch(item, i, wg * 64 / QUERIES);
-            for (int n = 0; n < first; n++, at.next()) {
-                copy_ahead<C>(item, i * item.tiles + n, tiles, copy);
-                ring.skip(at);
-            }
+            for (int n = 0; n < first; n++, at.next()) ring.skip(at);  // not of the first thread's warpgroup
             if (first == item.tiles) continue;
             if constexpr (C::PERSISTENT) {
                 pin(dk);
