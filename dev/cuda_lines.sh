@@ -21,6 +21,8 @@ lines() {
 executed() {
     case $1 in
         llmc/kernels/matmul.cuh) echo 'a constant' ;;
+        llmc/kernels/wgmma.cuh) echo 'nothing; `llmc/cpu/warpgroup.h` stands for it' ;;
+        llmc/kernels/attention.cuh) echo 'nothing; it chooses `wgmma.cuh`' ;;
         llmc/kernels/mma.cuh) echo '`dev/ptx.py`' ;;
         llmc/kernels/*) echo '`make ptx`' ;;
         llmc/trainer/start.cuh) echo 'a constant' ;;

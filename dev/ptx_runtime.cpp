@@ -128,6 +128,16 @@ extern "C" cudaError_t cudaGetDeviceProperties(cudaDeviceProp *prop, int) {
     strcpy(prop->name, "CPU (PTX interpreter)");
     return cudaSuccess;
 }
+// An A100: the interpreter knows no instruction of sm_90a, and so the kernels of llmc/kernels/wgmma.cuh are not chosen.
+extern "C" cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr name, int) {
+    if (name == cudaDevAttrComputeCapabilityMajor) return *value = 8, cudaSuccess;
+    return name == cudaDevAttrMultiProcessorCount ? (*value = 108, cudaSuccess) : cudaErrorInvalidValue;
+}
+extern "C" cudaError_t cudaFuncSetAttribute(const void *, cudaFuncAttribute, int) { return cudaErrorInvalidValue; }
+extern "C" cudaError_t cudaGetDriverEntryPointByVersion(const char *, void **function, unsigned, unsigned long long,
+                                                        cudaDriverEntryPointQueryResult *) {
+    return *function = NULL, cudaErrorInvalidValue;
+}
 extern "C" cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
     return *available = *total = ARENA, cudaSuccess;
 }

@@ -91,6 +91,11 @@ static inline uint32_t shared_address(const void *p) {
     return (uint32_t)((const uint8_t *)p - cpu_warpgroups().shared);
 }
 
+static inline void store_whole(void *p, const uint32_t (&w)[4]) {
+    cpu_check_aligned(p);
+    memcpy(p, w, 16);
+}
+
 // ---- barriers -------------------------------------------------------------------------------------------------------
 
 static inline CpuBarrier &cpu_barrier(uint32_t address) {

@@ -245,8 +245,6 @@ __device__ __forceinline__ void clear(float (&d)[N8][4]) {
     for (int i = 0; i < 4 * N8; i++) d[i / 4][i % 4] = 0.0f;
 }
 
-typedef Packed128<uint32_t> Words;  // eight elements
-
 // Writes d fragments as rows of bf16 times scale0 and scale1; p is the lane's first row. The lanes of a row exchange
 // pairs, so that each writes 16 bytes.
 template <int N8>
@@ -258,20 +256,20 @@ __device__ __forceinline__ void store_rows(bfloat16 *p, size_t stride, const Mma
         UNROLL
         for (int n = 0; n < N8; n += 4) {
             const float scale = half ? scale1 : scale0;
-            Words w;
+            uint32_t w[4];
             UNROLL
-            for (int i = 0; i < 4; i++) w.v[i] = pack_bf16(d[n + i][half * 2] * scale, d[n + i][half * 2 + 1] * scale);
+            for (int i = 0; i < 4; i++) w[i] = pack_bf16(d[n + i][half * 2] * scale, d[n + i][half * 2 + 1] * scale);
             UNROLL
             for (int step = 1; step < 4; step *= 2) {  // transposes the lanes' 4 x 4 words
                 UNROLL
                 for (int i = 0; i < 4; i++) {
                     if (i & step) continue;
-                    uint32_t &low = w.v[i], &high = w.v[i + step];
+                    uint32_t &low = w[i], &high = w[i + step];
                     const uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, t & step ? low : high, step);
                     (t & step ? low : high) = other;
                 }
             }
-            if (at.row + half * 8 < at.T) store128((uint32_t *)(p + half * 8 * stride + (n + t) * 8), w);
+            if (at.row + half * 8 < at.T) store_whole(p + half * 8 * stride + (n + t) * 8, w);
         }
     }
 }
@@ -406,7 +404,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
 
 // Returns the dot product of 16 bytes of two rows.
 __device__ __forceinline__ float dot_eight(const bfloat16 *x, const bfloat16 *y) {
-    const Words a = load128((const uint32_t *)x), b = load128((const uint32_t *)y);
+    const Packed128<uint32_t> a = load128((const uint32_t *)x), b = load128((const uint32_t *)y);
     float sum = 0.0f;
     UNROLL
     for (int i = 0; i < 4; i++) sum += low_float(a.v[i]) * low_float(b.v[i]) + high_float(a.v[i]) * high_float(b.v[i]);
@@ -657,10 +655,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
         if (first < item.tiles) barrier_wait(ring.own_full(buffer), round / C::BUFFERS & 1);
         for (int i = 0; i < group; i++) {
             if (i > 0) fetch(item, i, wg * 64 / QUERIES);
-            for (int n = 0; n < first; n++, at.next()) {
-                copy_ahead<C>(item, i * item.tiles + n, tiles, copy);
-                ring.skip(at);
-            }
+            for (int n = 0; n < first; n++, at.next()) ring.skip(at);  // not of the first thread's warpgroup
             if (first == item.tiles) continue;
             if constexpr (C::PERSISTENT) {
                 pin(dk);

@@ -8,9 +8,9 @@
 // i ^ r % 8), so that eight neighbouring rows of a column lie in different banks; products undo it.
 //
 // defines: WGMMA_CODE, DYNAMIC_SHARED, LAUNCH_LARGE, wgmma_device, device_multiprocessors, shared_address,
-//          barrier_init, barriers_ready, barrier_expect, barrier_arrive, barrier_wait, warpgroup_barrier, tensor_map,
-//          tile_copy, registers_less, registers_more, wgmma_fence, wgmma_commit, wgmma_wait, pin, fresh, product_rows,
-//          product_columns
+//          store_whole, barrier_init, barriers_ready, barrier_expect, barrier_arrive, barrier_wait, warpgroup_barrier,
+//          tensor_map, tile_copy, registers_less, registers_more, wgmma_fence, wgmma_commit, wgmma_wait, pin, fresh,
+//          product_rows, product_columns
 #ifndef LLMC_WGMMA_CUH
 #define LLMC_WGMMA_CUH
 
@@ -52,6 +52,12 @@ static inline int device_multiprocessors(void) {
 
 __device__ __forceinline__ uint32_t shared_address(const void *p) {
     return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+// Writes 16 bytes at once, which the compiler would often split.
+__device__ __forceinline__ void store_whole(void *p, const uint32_t (&w)[4]) {
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+                 :: "l"(p), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
 }
 
 // ---- barriers: addresses of 8 bytes in shared memory ----------------------------------------------------------------
