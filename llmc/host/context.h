@@ -27,7 +27,7 @@ static const Field CONTEXT_OPTIONS[] = {
     {"context-layout", FIELD_CHOICE, offsetof(Context, zigzag), "zigzag", 0, 0, OPTION_BASIC,
      "contiguous|zigzag", "which tokens a rank has"},
     {"recompute", FIELD_CHOICE, offsetof(Context, recompute), "none", 0, 0, 0, "none|gelu|layer|rest",
-     "what backward computes again and does not keep (rest: a layer but for attention)"},
+     "what backward computes again (rest: not attention)"},
 };
 enum { CONTEXT_OPTION_ROWS = sizeof CONTEXT_OPTIONS / sizeof CONTEXT_OPTIONS[0] };
 

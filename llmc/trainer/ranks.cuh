@@ -5,7 +5,7 @@
 // at their first message, and a communicator at its first collective of each kind and size; CUDA loads a kernel at its
 // first launch. Beside a receive whose sender waits for us, that is a circle. So, before any training traffic:
 //   1. job_warm_up: every kind of collective on every communicator, small and large, waited for;
-//   2. trainer_warm_up: a small batch forward and backward, without messages, twice: the second has dropout;
+//   2. trainer_warm_up: a micro-batch forward and backward without messages, then two with dropout;
 //   3. trainer_link (stages.cuh): a first message on each link, in ascending order, waited for.
 // The stand-ins refuse what does not keep to this (llmc/mpi/communicator.h), so that it is tested without a GPU.
 //
@@ -89,9 +89,9 @@ static inline void job_warm_up(ncclComm_t comm, void *scratch, size_t bytes, cud
     }
 }
 
-// Warms up: first collectives on all communicators, then run_batch over at most two micro-batches, twice: the second
-// one has dropout, and the second micro-batch adds to gradients. The trainer's messages come after: until it has
-// connected them, run_batch has to go on without. Overwrites buffers. run_batch: NULL for trainers without messages.
+// Warms up: first collectives on all communicators, then run_batch over one micro-batch, and over two with dropout, the
+// second of which adds to gradients. The trainer's messages come after: until it has connected them, run_batch has to go
+// on without. Overwrites buffers. run_batch: NULL for trainers without messages.
 template <class Model>
 static inline void trainer_warm_up(Model *m, void (*run_batch)(Model *m, bool training) = NULL) {
     const Arena *larger = m->gradients.used > m->activations.used ? &m->gradients : &m->activations;
@@ -105,9 +105,9 @@ static inline void trainer_warm_up(Model *m, void (*run_batch)(Model *m, bool tr
     CUDA_CHECK(cudaDeviceSynchronize());
     if (!run_batch) return;
 
-    m->micros = micros < 2 ? micros : 2;
-    for (int dropout = 0; dropout < 2; dropout++) {
-        trainer_set_dropout(m, dropout);
+    for (size_t pass = 0; pass < 2; pass++) {
+        m->micros = pass < micros ? 1 + pass : micros;
+        trainer_set_dropout(m, pass == 1);
         run_batch(m, true);
     }
     m->micros = micros;
