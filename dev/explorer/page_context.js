@@ -3,7 +3,8 @@
 const CONTEXT_OPS = ["zigzag attention", "contiguous attention"], CHUNKS = 32;  // of a row of the C's cells
 
 async function runContext(values) {
-    const n = number("ranks", values.n, 2, 16, true), size = number("MiB of the buffer", values.size, 0.001, 1e6);
+    const n = number(values, "n", "ranks", 2, 16, true);
+    const size = number(values, "size", "MiB of the buffer", 0.001, 1e6);
     const {work, ranks} = await ask("context", {n, zigzag: Number(values.op === CONTEXT_OPS[0])});
     const slowest = work.map(step => Math.max(...step)), sum = list => list.reduce((a, b) => a + b, 0);
     const r = {op: values.op, n, rounds: n - 1, work, bytes: size * 2 ** 20, slowest: sum(slowest),

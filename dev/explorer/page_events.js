@@ -75,15 +75,13 @@ for (const [id, which] of [["timeline", () => shown], ["pinned", beside]]) {
 function follow(micro) {
     const values = {...state.schedules, follow: micro === null || String(micro) === state.schedules.follow ? ""
                                                                                                      : String(micro)};
-    tourLeft = tourLeft || tourStep !== null;
-    fillFields("schedules", values);
-    return attempt(values);
+    return take("schedules", values);
 }
 $("pin").onclick = () => {
     pinned = pinned ? null : shown;
-    tourLeft = true;
+    leaveTour();
     showSchedule();
-    keepAddress();
+    keepAddress(true);
 };
 $("timeline").onkeydown = event => {
     const act = {ArrowLeft: () => moveTime(-1), ArrowRight: () => moveTime(1), " ": play,
@@ -122,15 +120,28 @@ $("copy").onclick = async () => {
     setTimeout(() => { $("copied").textContent = ""; }, 3000);
 };
 $("write").onclick = async () => {
-    const values = {...state.schedules, kind: "list", list: await askAside("list", question(state.schedules))};
-    tourLeft = true;
-    fillFields("schedules", values);
-    attempt(values);
+    const now = state.schedules, values = {...now, kind: listed};
+    if (now.kind !== "list") Object.assign(values, {kind: "list", list: await askAside("list", question(now))});
+    take("schedules", values);
 };
+$("undo").onclick = () => history.back();
+$("copylink").onclick = async () => {
+    try {
+        await navigator.clipboard.writeText(location.href);
+        $("copylink").textContent = "copied";
+    } catch (e) {  // a page that was opened as a file may not write to the clipboard
+        $("copylink").textContent = "copy the address";
+    }
+    setTimeout(() => { $("copylink").textContent = "copy link"; }, 3000);
+};
+for (const button of document.querySelectorAll(".more"))
+    button.onclick = () => button.closest("form").classList.add("all");
 darkTheme.addEventListener("change", () => {
     COLORS = THEMES[Number(darkTheme.matches)];
     redraw();
 });
 
 $("under").textContent = HINT;
+if (inClone) for (const a of document.querySelectorAll('a[href*=".md"]')) a.target = "_blank";
+drawFirst(location.hash);
 open(location.hash);

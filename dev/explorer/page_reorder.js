@@ -53,9 +53,7 @@ async function sayProof() {
 // Moves the step in hand for good. What is refused leaves the list as it was.
 async function drop({s, i, to}) {
     const values = await withMoved({s, i, to}, askAside), what = stepText(shown, s, i), before = shown.makespan;
-    tourLeft = tourLeft || tourStep !== null;
-    fillFields("schedules", values);
-    if (await attempt(values)) {
+    if (await take("schedules", values)) {
         $("under").textContent = `Stage ${s}, ${what} at place ${to}: ${verdict(shown, before)}`;
         return true;
     }

@@ -16,22 +16,26 @@ function beside() {
     return drawnBeside;
 }
 
-const rowHeight = p => Math.max(6, Math.min(38, Math.floor((pinned ? 380 : 620) / p)));
+// Two pictures of a question have to stand on one screen.
+const rowHeight = p => Math.max(6, Math.min(pinned && tourStep !== null ? 28 : 38,
+                                            Math.floor((pinned ? 380 : 620) / p)));
 const MOST_LANES = 47;  // stages that have room for their messages: with one more, rows are 12 pixels high
 
 // What the C is asked for these values, or an exception with the sentence.
 function question(values) {
-    choose("schedule", values.kind, KINDS);
+    choose(values, "kind", "schedule", KINDS);
     const kind = KINDS.indexOf(values.kind), list = values.kind === "list";
-    const size = (what, name, most) => list ? 1 : number(what, values[name], 1, most, true);
+    const size = (what, name, most) => list ? 1 : number(values, name, what, 1, most, true);
     const q = {kind, p: size("stages", "p", 1024), m: size("micro-batches", "m", 65536), v: size("chunks", "v", 1024),
-               cost: ["F", "B", "W"].map(name => number("the time " + name, values[name], 0, 1e6))};
-    if (kind === 4 && q.cost[0] === 0) throw new Error("zb-auto needs a forward F that takes some time");
-    if (q.cost[0] + q.cost[1] + q.cost[2] === 0) throw new Error("one of F, B and W must take some time");
-    q.transfer = number("the transfer", values.transfer, 0, 1e6);
-    q.layers = values.layers === "" ? 0 : number("layers", values.layers, 1, 1e5, true);
-    q.limit = values.limit === "" || kind !== 4 ? 0 : number("in flight, at most", values.limit, 1, 1e6, true);
-    q.buffers = number("buffers", values.buffers, 1, 65536, true);
+               cost: ["F", "B", "W"].map(name => number(values, name, "the time " + name, 0, 1e6))};
+    if (kind === 4 && q.cost[0] === 0) throw new Refusal("F", "zb-auto needs a forward F that takes some time");
+    if (q.cost[0] + q.cost[1] + q.cost[2] === 0)
+        throw new Refusal("F", "one of F, B and W must take some time");
+    q.transfer = number(values, "transfer", "the transfer", 0, 1e6);
+    q.layers = values.layers === "" ? 0 : number(values, "layers", "layers", 1, 1e5, true);
+    q.limit = values.limit === "" || kind !== 4
+        ? 0 : number(values, "limit", "in flight, at most", 1, 1e6, true);
+    q.buffers = number(values, "buffers", "buffers", 1, 65536, true);
     q.one = values.one === "1" ? 1 : 0;
     q.lanes = MOST_LANES;
     if (list) q.list = values.list;
@@ -48,11 +52,11 @@ function scheduleOf(r, values) {
 }
 
 async function runSchedule(values) {
-    const q = question(values), follow = values.follow === "" ? null : number("the micro-batch to follow",
-                                                                              values.follow, 0, 65535, true);
+    const q = question(values), what = "the micro-batch to follow";
+    const follow = values.follow === "" ? null : number(values, "follow", what, 0, 65535, true);
     const r = scheduleOf(await ask("schedule", q), values);
     if (follow !== null && follow >= r.m)
-        throw new Error(`the micro-batch to follow: ${follow} is not there; the last is ${r.m - 1}`);
+        throw new Refusal("follow", `${what}: ${follow} is not there; the last is ${r.m - 1}`);
     return () => {
         shown = r;
         if (hand && (hand.s >= r.p || hand.i >= stepCount(r, hand.s))) hand = null;
@@ -220,10 +224,8 @@ function wayOf(r, micro) {
     for (const [what, name] of [["the loop over the list", "run_batch"], ["its receive", "link_receive"],
                                 ["forward of a chunk", "forward"], ["its send", "link_send"],
                                 ["backward of a chunk", "backward"]]) {
-        const a = document.createElement("a");
-        a.href = sourceLink("train_gpt_pp.cu", name);
-        a.textContent = `${what} (line ${LINES["train_gpt_pp.cu"][name]})`;
-        links.push(links.length ? ", " : "train_gpt_pp.cu: ", a);
+        const file = "train_gpt_pp.cu", text = `${what} (line ${LINES[file][name]})`;
+        links.push(links.length ? ", " : file + ": ", sourceLink(text, file, name));
     }
     const hops = kind => steps.filter(x => x.kind === kind).flatMap((x, k, own) =>
         k && own[k - 1].s !== x.s ? [`${own[k - 1].s} to ${x.s} from ${short(own[k - 1].end)}`] : []);

@@ -159,9 +159,7 @@ function showBest(rows, values) {
         button.textContent = name;
         button.onclick = () => {
             const to = Object.fromEntries(Object.entries(rowValues(row, values)).map(([k, x]) => [k, String(x)]));
-            tourLeft = true;
-            fillFields("layout", to);
-            attempt(to);
+            take("layout", to);
         };
         const sharded = row.shard > 0;  // no fields here choose it
         return tableRow("td", [sharded ? name + " (train_fsdp)" : button, secondsText(row.seconds),
