@@ -46,6 +46,9 @@ const LAYOUTS = {
     "llama-3.1-405b": [8, 8, 18, 1, 1, 256], "nemotron-4-15b": [8, 8, 1, 1, 1, 128],
     "nemotron-4-340b": [8, 8, 12, 1, 1, 256],
 };
+for (const [name, row] of Object.entries(CLUSTERS))  // what a cluster's file does not have is a hole in its row
+    CLUSTERS[name] = Object.fromEntries(CONSTANTS.map((constant, i) => [constant, row[i]]).filter(([, x]) =>
+        x !== undefined));
 for (const [alias, name] of [["d12", "gpt2"], ["d24", "gpt2-medium"], ["d36", "gpt2-large"], ["d48", "gpt2-xl"]])
     LAYOUTS[alias] = LAYOUTS[name];
 

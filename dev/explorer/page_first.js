@@ -25,6 +25,8 @@ function firstSchedule() {
     return r;
 }
 
+const isFirst = r => r !== null && r.formula === undefined;  // the C has not answered yet
+
 // Draws it if the address asks for it: no setting of a schedule, or the first question of the tour.
 function drawFirst(hash) {
     if (!["", "#", "#schedules", "#tour", "#tour?step=1"].includes(hash)) return;

@@ -119,11 +119,13 @@ const TOUR = [
      ask: "Does it fit into the memory of the GPUs?",
      answers: ["it fits", "it does not fit"],
      right: () => fullestOf(laid) <= laid.memory ? "it fits" : "it does not fit",
-     why: () => ({"it fits": `Its weights do, ${bytesText(fullestPart("weights"))} a GPU; but AdamW's state is ` +
-                             `${bytesText(fullestPart("optimizer"))}. `}),
-     told: () => `It does not fit: the fullest stage needs ${bytesText(fullestOf(laid))} of ` +
-                 `${bytesText(laid.memory)}. The table "What if", further down, says what one change would do: press ` +
-                 "ZeRO-1 in it.",
+     why: () => ({"it does not fit": `t x p = ${laid.t * laid.p} GPUs share the parameters, so that one has ` +
+                                     `${countText(laid.parameters / laid.t / laid.p)} of them. `,
+                  "it fits": `Its weights do, but AdamW's state is ${bytesText(fullestPart("optimizer"))} more. `}),
+     told: () => `It ${fullestOf(laid) <= laid.memory ? "fits" : "does not fit"}: the fullest stage needs ` +
+                 `${bytesText(fullestOf(laid))} of ${bytesText(laid.memory)}, of which AdamW's state is ` +
+                 `${bytesText(fullestPart("optimizer"))}. The table "What if", further down, says what one change ` +
+                 "would do: press ZeRO-1 in it.",
      goto: ["to the table", "whatif"], lesson: "4-3d.md", source: ["train_gpt_3d.cu", "own_buckets"]},
 ];
 const TOUR_END = {title: "And now?", open: "#schedules?kind=zb-auto&pin=1"};  // the card is in page.html
@@ -240,11 +242,13 @@ async function openTour(step, answer) {
     setGuessing(mine < TOUR.length);
     window.scrollTo(0, 0);
     if (moved) $("tourtitle").focus({preventScroll: true});
-    const ok = await show(name, new URLSearchParams(query || ""));
+    const wanted = new URLSearchParams(query || "");
+    if (now.until) wanted.set("time", String(now.until));
+    if (mine === 0 && isFirst(shown)) $("set").replaceChildren(...withTips(now.set()));
+    const ok = await show(name, wanted);
     if (!ok || tourStep !== mine || mine === TOUR.length) return ok;
     asked = {right: now.right(), told: now.told(), why: now.why()};
     $("set").replaceChildren(...withTips(now.set()));
-    if (panel === "schedules") timeShown = now.until, drawSchedule();
     $("guesses").inert = false;
     if (now.answers[answer - 1]) guess($("guesses").children[answer - 1], now.answers[answer - 1], true);
     return ok;
