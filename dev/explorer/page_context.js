@@ -56,11 +56,15 @@ function drawContext() {
         }
     }
     label(g, "work in this step", left, 10, {color: COLORS.muted});
+    if (size > 150) {  // in the empty half: queries attend to no later keys
+        label(g, "keys of chunk 0, 1, ... \u2192", size, 12, {color: COLORS.muted, align: "right"});
+        label(g, "queries \u2193", size, 30, {color: COLORS.muted, align: "right"});
+    }
     for (let rank = 0; rank < c; rank++) {
         const y = 22 + 24 * rank, work = r.work[k][rank];
         g.fillStyle = rankColor(rank, c);
         g.fillRect(left, y, unit * work, 14);
-        label(g, `${rank}: ${work}`, left + 4, y + 7, {color: work ? COLORS.ink : COLORS.muted});
+        label(g, `rank ${rank}: ${plural(work, "pair")}`, left + 4, y + 7, {color: work ? COLORS.ink : COLORS.muted});
     }
     $("ringnote").textContent = k === 0
         ? `Step 1 of ${c}: every rank attends from its own queries (down) to its own keys (across), causally.`

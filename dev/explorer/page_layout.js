@@ -143,7 +143,7 @@ async function showWhatIf(r) {
             if (mine !== whatIf) return;
             other.ranks = r.ranks, other.reserve = r.reserve;
             const bytes = fullestOf(other), more = sentByRank(other) - sent, delta = bytes - now;
-            const signed = x => x === 0 ? "the same" : (x > 0 ? "+" : "\u2212") + bytesText(Math.abs(x));
+            const signed = x => x === 0 ? "the same" : (x > 0 ? "+" : "-") + bytesText(Math.abs(x));
             const verdict = r.values.precision === "bf16" ? await askWhatIf("beside", besideQuestion(r.values, values))
                                                           : bytes <= r.memory ? "fits" : "does not fit";
             if (mine !== whatIf) return;
@@ -304,8 +304,8 @@ function drawBytes() {
               {color: total > r.memory ? COLORS.orange : COLORS.text, bold: total > r.memory});
     });
     if (small) {
-        label(g, `a GPU has ${bytesText(r.memory)}: ${(r.memory / fullest).toFixed(1)} times this scale`, MARGIN.left,
-              MARGIN.top + 6, {color: COLORS.muted});
+        label(g, `a GPU has ${bytesText(r.memory)}, ${(r.memory / fullest).toFixed(1)} times the longest bar`,
+              MARGIN.left, MARGIN.top + 6, {color: COLORS.muted});
     } else {
         g.fillStyle = COLORS.orange;
         g.fillRect(limit, top - 4, 2, r.p * row + 4);

@@ -117,12 +117,13 @@ function circle(r) {
 
 function showSchedule() {
     const r = shown, kinds = [["forward", "F forward"],
-                              ["backward", r.split ? "B backward, input half" : "B backward"]];
+                              ["backward", r.split ? "B backward, input half" : "B backward, both halves"]];
     if (r.split || (pinned && pinned.split)) kinds.push(["weight", "W backward, weight half"]);
     const entries = kinds.map(([name, text]) => [COLORS[name][0], text, "mark-" + name]);
     if (r.v > 1) entries.push([COLORS.forward[1], "lighter: higher chunks"]);
     if (Number(r.values.transfer) > 0) entries.push([COLORS.send, "send"], [COLORS.receive, "receive"]);
-    entries.push([null, "idle: fill, stall, drain, wait for the norm", "mark-idle"]);
+    entries.push([null, r.hangs ? "idle" : "idle: fill, stall, drain, wait for the norm", "mark-idle"]);
+    if (r.hangs) entries.push([COLORS.orange, "arrows: waits for that stage, for ever"]);
     legend("kinds", entries);
     const rows = [["Sizes", `${plural(r.p, "stage")}, ${plural(r.m, "micro-batch")}, ` +
                             `${plural(r.v, "chunk")} a stage`]];
@@ -144,9 +145,12 @@ function showSchedule() {
     if (r.values.follow !== "") rows.push(...wayOf(r, Number(r.values.follow)));
     facts("facts", rows);
     const ring = circle(r), order = ring.concat(r.stuck.map((_, s) => s).filter(s => !ring.includes(s)));
-    $("stuck").replaceChildren(...order.filter(s => r.hangs && r.stuck[s].type >= 0).slice(0, 12).map(s => {
+    const waits = order.filter(s => r.hangs && r.stuck[s].type >= 0).slice(0, 12).map(s => stuckSentence(r, s));
+    if (r.hangs && ring.length > 1)
+        waits.unshift(`Stages ${ring.join(" and ")} wait for each other in a circle, so that none of them goes on.`);
+    $("stuck").replaceChildren(...waits.map(sentence => {
         const li = document.createElement("li");
-        li.textContent = stuckSentence(r, s) + (ring.includes(s) && ring.length > 1 ? " (in the circle)" : "");
+        li.textContent = sentence;
         return li;
     }));
     showPin();
@@ -246,7 +250,7 @@ function ownSpans(r) {
     });
 }
 
-const MARGIN = {left: 64, right: 54, top: 6};
+const MARGIN = {left: 64, get right() { return narrow() ? 44 : 54; }, top: 6};
 
 function drawSchedule() {
     const r = shown, other = beside(), end = Math.max(r.makespan, other ? other.makespan : 0, 1e-9);
@@ -256,7 +260,7 @@ function drawSchedule() {
     $("timeline").setAttribute("aria-label",
                                `timeline of ${r.p} stages and ${r.m} micro-batches up to time ${short(now)}`);
     $("time").value = String(Math.round(now / end * 1000));
-    $("clock").textContent = `time ${short(now)} of ${short(end)}`;
+    $("clock").textContent = `time ${playing ? now.toFixed(1) : short(now)} of ${short(end)}`;
     $("time").setAttribute("aria-valuetext", $("clock").textContent);
     drawFlight(r, Math.min(now, r.makespan), end);
 }
@@ -278,6 +282,7 @@ function drawTimeline(canvas, r, now, end) {
         mix(...COLORS[name], r.v > 1 ? c / (r.v - 1) * 0.85 : 0)));
     const colors = Float64Array.from(shades.flat().flatMap(shade => shade.match(/[0-9]+/g).map(Number)));
     const idle = hatching(g), follow = r.values.follow === "" ? -1 : Number(r.values.follow);
+    const labels = labelsOf(r, scale, box);
     labelStages(g, r.p, row, row, MARGIN.top);
     for (let s = 0; s < r.p; s++) {
         const y = MARGIN.top + s * row;
@@ -286,17 +291,17 @@ function drawTimeline(canvas, r, now, end) {
         if ((r.first[s + 1] - r.first[s]) * 3 > width) {
             drawCrowdedRow(g, r, s, y, box, scale, Math.min(now, r.makespan), colors);
         } else {
-            if (!r.hangs) eachIdle(r, s, (from, to, cause) => {
+            eachIdle(r, s, (from, to, cause) => {
                 if (from >= now) return;
-                const a = x(from), b = x(Math.min(to, now)), text = CAUSES[cause];
+                const a = x(from), b = x(Math.min(to, now)), text = r.hangs ? "" : CAUSES[cause];
                 g.fillStyle = idle;
                 g.fillRect(a, y, b - a, box);
-                if (box < 12 || b - a < 6.5 * text.length + 8) return;
+                if (!text || box < 12 || b - a < 6.5 * text.length + 8) return;
                 g.fillStyle = COLORS.ground;
                 g.fillRect((a + b) / 2 - 3.1 * text.length, y + 2, 6.2 * text.length, box - 4);
                 label(g, text, (a + b) / 2, y + box / 2, {size: 11, color: COLORS.muted, align: "center"});
             });
-            drawRow(g, r, s, y, box, x, now, shades, lanes, follow);
+            drawRow(g, r, s, y, box, x, now, shades, lanes, follow, labels);
         }
     }
     if (hand && r === shown) drawHand(g, r, row, box, x);
@@ -310,9 +315,24 @@ function drawTimeline(canvas, r, now, end) {
     drawAxis(g, end, scale, MARGIN.top + r.p * row);
 }
 
+// For each kind the size of its labels and their letter, which all boxes of a kind have if there is room in the shortest;
+// size 0: there is no room for a number.
+function labelsOf(r, scale, height) {
+    const least = [Infinity, Infinity, Infinity], digits = String(r.m - 1).length;
+    for (let i = 0; i < r.count; i++) {
+        const kind = r.marks[8 * i + 4];
+        if (kind < 3) least[kind] = Math.min(least[kind], scale * (r.times[4 * i + 1] - r.times[4 * i]));
+    }
+    return least.map((wide, kind) => {
+        const sizeOf = count => Math.min(13, height - 3, (wide - 3) / (0.6 * count)), long = sizeOf(digits + 1);
+        const size = long >= 9 ? long : sizeOf(digits);
+        return {letter: long >= 9 ? "FBW"[kind] : "", size: size >= 7 ? size : 0};
+    });
+}
+
 // A row whose boxes can be told apart. Their kinds differ without colour as well: a backward has a line at its foot,
 // the weight half a broken one; where there is room the letter stands before the number of the micro-batch.
-function drawRow(g, r, s, y, height, x, now, shades, lanes, follow) {
+function drawRow(g, r, s, y, height, x, now, shades, lanes, follow, labels) {
     for (let i = r.first[s]; i < r.first[s + 1]; i++) {
         const start = r.times[4 * i], stop = r.times[4 * i + 1], kind = r.marks[8 * i + 4];
         if (start >= now) continue;
@@ -340,11 +360,9 @@ function drawRow(g, r, s, y, height, x, now, shades, lanes, follow) {
         g.fillStyle = ink;
         if (kind === 1) g.fillRect(a + 1, y + height - 3, wide - 2, 1.5);
         for (let dash = a + 1; kind === 2 && dash < a + wide - 2; dash += 5) g.fillRect(dash, y + height - 3, 2.5, 1.5);
-        if (b - a < 14 || height < 12) continue;
-        let text = "FBW"[kind] + micro;
-        if (b - a < 8 * text.length) text = String(micro);
-        const size = Math.min(13, height - 3, (b - a) / (text.length * 0.65));
-        if (size >= 8) label(g, text, (a + b - 1) / 2, y + (height - 1) / 2, {size, color: ink, align: "center"});
+        const {letter, size} = labels[kind], text = letter + micro;
+        if (size && b - a >= 0.6 * size * text.length)
+            label(g, text, (a + b - 1) / 2, y + (height - 1) / 2, {size, color: ink, align: "center"});
     }
     g.globalAlpha = 1;
 }
@@ -506,7 +524,7 @@ function play() {
         if (roundShown >= ringShown.rounds) roundShown = 0, drawRing();
         playing = setInterval(() => { moveRound(1); if (roundShown >= ringShown.rounds) stop(); }, 900);
     } else {
-        const end = shown.makespan, pace = end / Math.min(240, Math.max(60, 2 * shown.count));
+        const end = shown.makespan, pace = end / Math.min(120, Math.max(60, 2 * shown.count));
         if (timeShown === null) timeShown = 0;
         playing = setInterval(() => {
             timeShown = Math.min(end, timeShown + pace);

@@ -97,7 +97,7 @@ function drawTimeParts() {
                 g.fillStyle = COLORS.muted;
                 g.fillRect(x + wide / 2, MARGIN.top + high, 1, 5);
                 label(g, text, at, MARGIN.top + high + 14, {size: 11, color: COLORS.muted});
-                free = at + 6.4 * text.length;
+                free = at + 6.4 * text.length + 12;
             }
         }
         x += wide;

@@ -194,6 +194,7 @@ function closeTour() {
     tourStep = null;
     tourLeft = false;
     $("tourbox").hidden = true;
+    $("what").hidden = false;
     document.querySelector("main").classList.remove("touring");
     setGuessing(false);
 }
@@ -217,6 +218,7 @@ async function openTour(step, answer) {
     asked = null;
     $("tourbox").hidden = false;
     $("left").hidden = true;
+    $("what").hidden = mine > 0;  // a question has to stand on one screen with its pictures
     document.querySelector("main").classList.add("touring");
     $("chips").replaceChildren(...[...TOUR, TOUR_END].map((x, i) => {
         const li = document.createElement("li"), a = link(i < TOUR.length ? String(i + 1) : "end",

@@ -210,7 +210,7 @@ const frame = document.createElement("iframe");
     await at("#layout?model=ptdp-7.5b&zero=1");
     const saved = fullestOf(laid);
     await at("#layout?model=ptdp-7.5b");
-    found("what-if", lines.length > 5 && lines.some(line => line.startsWith("ZeRO-1\u2212" +
+    found("what-if", lines.length > 5 && lines.some(line => line.startsWith("ZeRO-1-" +
         bytesText(fullestOf(laid) - saved))), lines[1]);
     // Bars open into the buffers that the trainer's layout takes; curves have the sizes that opening them shows.
     const arenas = (list, name) => list.filter(x => x.arena === name).reduce((sum, x) => sum + x.bytes, 0);
