@@ -33,8 +33,11 @@ function inBox(canvas, r, event) {
 
 for (const name of Object.keys(MODELS)) section("layout").querySelector("[name=model]").append(new Option(name, name));
 section("layout").querySelector("[name=model]").prepend(new Option("sizes of your own", ""));
-for (const name of Object.keys(CLUSTERS))
-    section("layout").querySelector("[name=cluster]").append(new Option(name, name));
+for (const [name, {gpus_per_node, memory}] of Object.entries(CLUSTERS)) {
+    const option = new Option(name, name);
+    option.title = `${gpus_per_node} GPUs a node, of ${memory / 1e9} GB`;
+    section("layout").querySelector("[name=cluster]").append(option);
+}
 
 for (const form of document.querySelectorAll("form")) {
     form.addEventListener("submit", event => event.preventDefault());
@@ -124,6 +127,14 @@ $("write").onclick = async () => {
     if (now.kind !== "list") Object.assign(values, {kind: "list", list: await askAside("list", question(now))});
     take("schedules", values);
 };
+$("zoom").onclick = () => {
+    zoom = zoom < 8 ? 2 * zoom : 1;
+    $("zoom").textContent = `zoom ${zoom}x`;
+    drawSchedule();
+};
+const rolls = ["pinned", "timeline", "flight"].map(id => $(id).parentElement);  // with one axis of time
+for (const roll of rolls)
+    roll.addEventListener("scroll", () => { for (const other of rolls) other.scrollLeft = roll.scrollLeft; });
 $("undo").onclick = () => history.back();
 $("copylink").onclick = async () => {
     try {

@@ -11,7 +11,7 @@ function hover(text) {
     if (performance.now() - dropped > 1500) $("under").textContent = text || HINT;
 }
 
-const crowdedRow = (r, s) => (r.first[s + 1] - r.first[s]) * 3 > roomFor(360);
+const crowdedRow = (r, s) => (r.first[s + 1] - r.first[s]) * 3 > axisRoom();
 
 // The steps of a stage that ran: the places of its boxes that are no messages.
 function stepCount(r, s) {

@@ -252,6 +252,10 @@ function ownSpans(r) {
 
 const MARGIN = {left: 64, get right() { return narrow() ? 44 : 54; }, top: 6};
 
+// Pixels from the left of a timeline to its right; a canvas may have some 16,000 of the screen's.
+let zoom = 1;
+const axisRoom = () => Math.min(zoom * roomFor(360), Math.max(8000, roomFor(360)));
+
 function drawSchedule() {
     const r = shown, other = beside(), end = Math.max(r.makespan, other ? other.makespan : 0, 1e-9);
     const now = timeShown === null ? end : Math.min(timeShown, end);
@@ -275,7 +279,7 @@ function labelStages(g, count, row, height, top) {
 
 function drawTimeline(canvas, r, now, end) {
     const lanes = Number(r.values.transfer) > 0 && r.p <= MOST_LANES, row = rowHeight(r.p);
-    const gap = row > 12 ? 3 : row > 7 ? 1 : 0, box = row - gap - (lanes ? 6 : 0), width = roomFor(360);
+    const gap = row > 12 ? 3 : row > 7 ? 1 : 0, box = row - gap - (lanes ? 6 : 0), width = axisRoom();
     const g = paper(canvas, width, MARGIN.top + r.p * row + 22);
     const scale = (width - MARGIN.left - MARGIN.right) / end, x = t => MARGIN.left + t * scale;
     const shades = STEPS.map(name => Array.from({length: r.v}, (_, c) =>
@@ -462,7 +466,7 @@ function drawPixels(g, most, columns, base, height, unit) {
 // Micro-batches and chunks whose activations a stage holds: from the start of a forward to the end of the last step
 // that reads them.
 function drawFlight(r, now, end) {
-    const peak = Math.max(1, ...r.flight), row = Math.max(6, Math.min(30, Math.floor(420 / r.p))), width = roomFor(360);
+    const peak = Math.max(1, ...r.flight), row = Math.max(6, Math.min(30, Math.floor(420 / r.p))), width = axisRoom();
     const g = paper($("flight"), width, MARGIN.top + r.p * row + 4), last = r.split ? 2 : 1;
     const scale = (width - MARGIN.left - MARGIN.right) / end, every = Math.ceil(13 / row);
     for (let s = 0; s < r.p; s++) {

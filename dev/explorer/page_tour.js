@@ -265,6 +265,7 @@ function guess(button, answer, quiet) {
         other.setAttribute("aria-pressed", String(other === button));
     }
     setGuessing(false);
+    if (tourLeft) leaveTour();  // the way back has the guess now
     const text = document.createElement("p"), ways = document.createElement("p"), links = document.createElement("p");
     text.append(...withTips((answer === right ? "Right. " : `No. ${why[answer] || ""}`) + told));
     const next = link(tourStep + 1 < TOUR.length ? `Next: ${TOUR[tourStep + 1].title}` : "What now?",
