@@ -258,8 +258,10 @@ async function attempt(values, step) {
     if (mine !== turn || at !== panel) return false;
     refuse("");
     state[at] = values;
-    done();
+    if (at === "layout" && values.model) lastModel = values.model;
     keepAddress(step);
+    done();
+    keepAddress();  // a stage or rank that is no more is gone from it
     $("numbers").dataset.ms = String(performance.now() - begin);
     return true;
 }
@@ -303,7 +305,7 @@ function suitChunks(values) {
 
 function takeModel(values) {
     if (!Object.hasOwn(MODELS, values.model)) return;
-    const sizes = MODELS[lastModel = values.model];
+    const sizes = MODELS[values.model];
     MODEL_FIELDS.forEach((field, i) => { values[field] = String(sizes[i]); });
     LAYOUT_FIELDS.forEach((field, i) => { values[field] = String(LAYOUTS[values.model][i]); });
     Object.assign(values, {schedule: "", limit: "", recompute: "layer", sp: "0", zero: "0"});

@@ -286,7 +286,7 @@ function drawTimeline(canvas, r, now, end) {
         mix(...COLORS[name], r.v > 1 ? c / (r.v - 1) * 0.85 : 0)));
     const colors = Float64Array.from(shades.flat().flatMap(shade => shade.match(/[0-9]+/g).map(Number)));
     const idle = hatching(g), follow = r.values.follow === "" ? -1 : Number(r.values.follow);
-    const labels = labelsOf(r, scale, box);
+    let labels = null;  // only rows that are not crowded have any
     labelStages(g, r.p, row, row, MARGIN.top);
     for (let s = 0; s < r.p; s++) {
         const y = MARGIN.top + s * row;
@@ -305,6 +305,7 @@ function drawTimeline(canvas, r, now, end) {
                 g.fillRect((a + b) / 2 - 3.1 * text.length, y + 2, 6.2 * text.length, box - 4);
                 label(g, text, (a + b) / 2, y + box / 2, {size: 11, color: COLORS.muted, align: "center"});
             });
+            labels = labels || labelsOf(r, scale, box);
             drawRow(g, r, s, y, box, x, now, shades, lanes, follow, labels);
         }
     }
@@ -328,7 +329,7 @@ function labelsOf(r, scale, height) {
         if (kind < 3) least[kind] = Math.min(least[kind], scale * (r.times[4 * i + 1] - r.times[4 * i]));
     }
     return least.map((wide, kind) => {
-        const sizeOf = count => Math.min(13, height - 3, (wide - 3) / (0.6 * count)), long = sizeOf(digits + 1);
+        const sizeOf = count => Math.min(13, height - 3, (wide - 2) / (0.57 * count)), long = sizeOf(digits + 1);
         const size = long >= 9 ? long : sizeOf(digits);
         return {letter: long >= 9 ? "FBW"[kind] : "", size: size >= 7 ? size : 0};
     });
@@ -365,7 +366,7 @@ function drawRow(g, r, s, y, height, x, now, shades, lanes, follow, labels) {
         if (kind === 1) g.fillRect(a + 1, y + height - 3, wide - 2, 1.5);
         for (let dash = a + 1; kind === 2 && dash < a + wide - 2; dash += 5) g.fillRect(dash, y + height - 3, 2.5, 1.5);
         const {letter, size} = labels[kind], text = letter + micro;
-        if (size && b - a >= 0.6 * size * text.length)
+        if (size && b - a >= 0.57 * size * text.length)
             label(g, text, (a + b - 1) / 2, y + (height - 1) / 2, {size, color: ink, align: "center"});
     }
     g.globalAlpha = 1;

@@ -317,8 +317,9 @@ const frame = document.createElement("iframe");
         const told = () => $("told").textContent;
         const undo = async hash => {
             $("undo").click();
-            await settled(() => location.hash === hash && !$("undo").inert);
+            await settled(() => location.hash === hash);
             await new Promise(go => setTimeout(go, 300));
+            await settled(() => address() === hash);
             return location.hash === hash;
         };
         await tried("first-frame-is-the-C's", async () => {
