@@ -109,7 +109,9 @@ ifeq ($(DEVICE),cpu)
 CU = $(CXX) -x c++ -std=c++17 $(HOST) $(WARNINGS) -Illmc/cpu -Illmc/mpi -I. $(DEFINES) $(BLAS_DEFINES) \
      $(MPI_FLAGS)
 else
-ARCHITECTURES := -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=[sm_90$(comma)compute_90]
+# sm_90a is what H100, H200 and GH200 run, with the instructions that only they have; later GPUs compile compute_90.
+ARCHITECTURES := -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90a,code=sm_90a \
+    -gencode arch=compute_90,code=compute_90
 NVCC_HOST := $(subst $(eval) ,$(comma),$(strip $(NATIVE) -ffp-contract=off $(OPENMP) $(WARNINGS)))
 CU = $(NVCC) -std=c++17 -O3 $(ARCHITECTURES) -diag-suppress 177 -Xcompiler $(NVCC_HOST) -I. $(DEFINES) \
      $(MPI_FLAGS)
@@ -203,7 +205,7 @@ ifeq ($(DEVICE),cpu)
 	@python3 dev/cpu_speed.py build/cpu-fp32$(addprefix -,$(MPI))
 endif
 
-sass:  ## registers, spills and inner loops of every kernel for sm_80 and sm_90, and their budgets (nvcc, nvdisasm)
+sass:  ## registers, spills and inner loops of every kernel for sm_80 and sm_90a, and their budgets (nvcc, nvdisasm)
 	@NVCC=$(NVCC) python3 dev/sass.py
 
 asm:  ## vector and scalar instructions of every kernel's hot loop on a CPU, for AVX2 and AVX-512 (g++, objdump)

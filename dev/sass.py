@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """sass.py: what a GPU is asked to execute, known without one: every kernel of llmc/kernels compiled as the trainers
-ship it, for sm_80 and sm_90, fp32 and bf16, and its machine code (SASS) read.
+ship it, for sm_80 and sm_90a, fp32 and bf16, and its machine code (SASS) read.
 
   dev/sass.py            prints a table, a row a kernel; fails if a kernel spills registers or exceeds a budget below
   dev/sass.py REGEX      only kernels whose name matches, and every loop of each
 
   registers, shared      of a thread, and static bytes of a block
   warps                  that fit on a multiprocessor at the kernel's largest block, of 64
-  HMMA, other            tensor-core and other instructions of the loop that moves most, on the way through it that
-                         moves most with fewest instructions: once for a tile of attention, a pack of a row
+  HMMA, other            tensor-core (HMMA, or a warpgroup's HGMMA) and other instructions of the loop that moves most,
+                         on the way through it that moves most with fewest instructions: once for a tile of attention, a
+                         pack of a row
   each                   other instructions for an HMMA; without HMMA, instructions for 16 bytes that a thread asks
                          memory for
   in flight              loads of 16 bytes from which no instruction needs anything before the next barrier; shown
@@ -44,6 +45,15 @@ BUDGETS = [
     ('attention_backward_query_mma_kernel<Mma<64, Pair>, false>', 'bf16', 'instructions', 380),
     # 64 queries against 64 keys and values, for each head of q that a head of k serves: 128 products by a warp
     ('attention_backward_key_mma_kernel<Mma<64>, false>', 'bf16', 'instructions', 500),
+    # Hopper's: 64 keys of a head of 64 channels and 64 rows by a warpgroup; 64 queries of a head of 128. Two blocks fit.
+    ('attention_forward_wgmma_kernel<Wgmma<64, 64, 4, 2, false>>', 'bf16', 'instructions', 270),
+    ('attention_forward_wgmma_kernel<Wgmma<64, 64, 4, 2, false>>', 'bf16', 'registers', 128),
+    ('attention_backward_query_wgmma_kernel<Wgmma<64, 64, 4, 2, false>>', 'bf16', 'instructions', 275),
+    ('attention_backward_query_wgmma_kernel<Wgmma<64, 64, 4, 2, false>>', 'bf16', 'registers', 128),
+    ('attention_backward_key_wgmma_kernel<Wgmma<64, 64, 4, 1, true>>', 'bf16', 'registers', 168),
+    ('attention_forward_wgmma_kernel<Wgmma<128, 128, 2, 1, true>>', 'bf16', 'registers', 168),
+    ('attention_backward_query_wgmma_kernel<Wgmma<128, 64, 3, 1, true>>', 'bf16', 'registers', 168),
+    ('attention_backward_key_wgmma_kernel<Wgmma<128, 64, 3, 1, false>>', 'bf16', 'instructions', 500),
     # the merge of a ring's outputs: reads 8 bytes and writes 4 for each channel
     ('attention_merge_kernel', 'bf16', 'each', 32),
     # 24 a logit: 10 where 16 bytes are 8 logits that are read, 14 where they are 4 that are read and written
@@ -75,6 +85,7 @@ OCCUPANCY = [
     ('layernorm backward, C = 12288', 'layernorm_backward_columns_kernel<8, 3, 0>', 'bf16', 512, 16),
 ]
 
+ARCHITECTURE_OF = {90: '90a'}  # what the Makefile compiles for it
 SHARED_OF_SM = {80: 164 * 1024, 90: 228 * 1024}  # bytes; a block costs 1 KiB more than it uses
 ADDRESS = re.compile(r'^\s*/\*([0-9a-f]{4,})\*/\s+(?:(@!?U?P\d+|@!?U?PT)\s+)?([A-Z][A-Z0-9_.]*)\s*([^;]*);')
 
@@ -112,7 +123,8 @@ def compile_kernels(folder, arch, precision):
     with open(source, 'w') as file:
         file.write(program())
     cubin = os.path.join(folder, f'{arch}-{precision}.cubin')
-    done = subprocess.run([NVCC, '-std=c++17', '-O3', '-I.', f'-DPRECISION_{precision.upper()}', f'-arch=sm_{arch}',
+    done = subprocess.run([NVCC, '-std=c++17', '-O3', '-I.', f'-DPRECISION_{precision.upper()}',
+                           f'-arch=sm_{ARCHITECTURE_OF.get(arch, arch)}',
                            '-diag-suppress', '177', '-cubin', '-Xptxas', '-v', '-o', cubin, source],
                           capture_output=True, text=True)
     if done.returncode:
@@ -162,7 +174,7 @@ def functions(cubin):
 
 def weight(opcode, operands):
     """HMMA, bytes that a thread asks global memory for, and one instruction less to have."""
-    if opcode.startswith('HMMA'):
+    if opcode.startswith(('HMMA', 'HGMMA')):
         return (1, 0, -1)
     size = 0
     if re.match(r'(LDG|STG|LDGSTS|LD|ST)(\.|$)', opcode):

@@ -8,8 +8,8 @@
 //   5 tensor   the products on tensor cores, fragments from product to product in registers: llmc's bf16 path
 //   6 wgmma    Hopper: asynchronous products of four warps, tiles by the copy engine (on a CPU by stand-ins, as late as
 //              they may be): llmc's bf16 path for heads of 64 and 128 on sm_90
-//   7 llmc     attention_forward and attention_backward: 3 or 4; in bf16 6, or 5, where the head size allows, and forward
-//              of 33 to 64 channels with 32 rows a warp, which reads a tile once for both halves
+//   7 llmc     attention_forward and attention_backward: 3 or 4; in bf16 6, or 5, where the head size allows. 5 has 32
+//              rows a warp forward for 33 to 64 channels: a tile is read once for both halves
 //
 // and grouped queries (GQA, Ainslie et al. 2023), whose heads of k and v serve several heads of q:
 //
@@ -686,28 +686,41 @@ static void bench_groups(void) {
         if (grouped_takes(&k, 64)) lab_bench(&lab, &k, &p, backward, 0.0);
 }
 
-// One layer of GPT-2 124M.
-static void bench(void) {
-    Problem p = {NULL, NULL, NULL, NULL, NULL, NULL, NULL, 4, 64, 768, 12};
-    if (!lab.cpu) p.B = 16, p.T = 1024;
+// Both passes of the kernels from number `from` on; operations: names of the rows, forward and backward.
+static void bench_problem(Problem p, int from, const char *const operations[2]) {
     size_t n = p.B * p.T * p.C;
     p.qkv = lab_fill(&lab, 3 * n), p.dout = lab_fill(&lab, n), p.out = test_floatX(n), p.dqkv = test_floatX(3 * n);
     for (int pass = 0; pass < 2; pass++) {
         KernelWork must = KernelWork();
         for (int i = -1; i < KERNEL_COUNT; i++) {  // -1: what llmc's states
             const Kernel *k = i < 0 ? LAB_LAST(KERNELS) : &KERNELS[i];
-            if (!lab.list && !kernel_takes(k, p.C / p.NH)) continue;
+            if (k->number < from || (!lab.list && !kernel_takes(k, p.C / p.NH))) continue;
             size_t mark = test_count;
             p.kernel = k;
             p.saved = test_device(k->saved(p.B, p.T, p.C, p.NH));
             p.scratch = test_device(k->scratch(p.B, p.T, p.C, p.NH));
             LabKernel row = pass ? backward_row(k) : forward_row(k);
+            row.operation = operations[pass];
             if (pass) time_forward(&p, 0);  // fills out and saved
             if (i < 0) must = lab_stated(&lab, &row, &p);
             else lab_bench(&lab, &row, &p, must, 0.0);
             test_release(mark);
         }
     }
+}
+
+// One layer of GPT-2 124M; then heads of 128, as large models have, by the tensor cores alone.
+static void bench(void) {
+    static const char *const small[] = {"attention", "attention backward"};
+    static const char *const large[] = {"attention, heads of 128", "attention backward, heads of 128"};
+    Problem p = {NULL, NULL, NULL, NULL, NULL, NULL, NULL, 4, 64, 768, 12}, q = p;
+    q.B = 1, q.C = 512, q.NH = 4;
+    if (!lab.cpu) p.B = 16, p.T = 1024, q.B = 8, q.T = 2048, q.C = 4096, q.NH = 32;
+    size_t mark = test_count;
+    bench_problem(p, 1, small);
+    test_release(mark);
+    bench_problem(q, TENSOR, large);
+    test_release(mark);
     bench_groups();
 }
 
@@ -748,7 +761,7 @@ static void checks(void) {
     test_shape(1, 67, 256, 1, true);
     test_shape(1, 40, 300, 1, false);  // more than 256
     test_shape(1, 514, 64, 1, false);
-    test_shape(1, 65, 64, 1, true);    // of 64 and 128, by one tile, by more than a ring has, and by a whole number of them
+    test_shape(1, 65, 64, 1, true);    // 64 and 128: few tiles, more than a ring has, a whole number of them
     test_shape(1, 65, 128, 1, true);
     test_shape(1, 333, 128, 2, true);
     test_shape(1, 257, 256, 2, true);

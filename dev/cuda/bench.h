@@ -56,7 +56,9 @@ template <class... P> static inline void lab_launch(void (*kernel)(P...), dim3 b
 #undef LAUNCH_UNCHECKED
 #define LAUNCH_UNCHECKED(kernel, grid, block, ...) \
     (lab_launch(&kernel, block, __VA_ARGS__),      \
-     [=](auto... args) { kernel<<<grid, block, launch_bytes(__VA_ARGS__), launch_stream(__VA_ARGS__)>>>(args...); })
+     [=](auto... args) {                           \
+         kernel<<<grid, block, launch_bytes(__VA_ARGS__), launch_stream(__VA_ARGS__)>>>(args...); \
+     })
 #endif
 
 #include "llmc/kernels/packs.cuh"

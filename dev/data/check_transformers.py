@@ -4,6 +4,7 @@
     check_transformers.py FOLDER SHARD --seq 128 --batch 8 [--loss 3.2941] [--tolerance 1e-4]
     check_transformers.py FOLDER ROWS --log LOG [--tolerance 1e-5]
     check_transformers.py FOLDER --logits TRAINER [--tolerance 1e-5]
+    check_transformers.py FOLDER --from SOURCE
     check_transformers.py FOLDER --random LAYERS,HEADS,CHANNELS,VOCABULARY,POSITIONS [--shards N] [--type llama]
 
 The loss is the mean over the first --batch samples of --seq tokens of the shard, as the trainers number them, in
@@ -15,6 +16,10 @@ one row for each of 16 possible next tokens: its loss is the logarithm of the su
 token's logit, and none may differ from that of transformers' logits by more than the tolerance. --random makes a GPT-2 with large random weights, in
 FOLDER, split into some N files if --shards says so; with --type a Llama, Qwen2 or Nemotron with half as many heads of
 keys and values and 3 times as many hidden units as channels.
+
+With --from, FOLDER was trained from the folder SOURCE: what training does not change must have come out again. Its
+config.json is SOURCE's but for the type and the class of the weights, transformers reads the same from both, and the
+other small files are the same bytes.
 
 Needs the packages torch and transformers from PyPI; a machine without a GPU will do.
 """
@@ -115,6 +120,29 @@ def check_logits(model, folder, trainer, tolerance):
         sys.exit("error: they differ")
 
 
+def check_source(folder, source):
+    import transformers
+
+    changed = {"architectures", "dtype", "torch_dtype", "_name_or_path"}  # the last is the folder's own name
+    readings = []
+    for place in (source, folder):
+        with open(os.path.join(place, "config.json"), encoding="utf-8") as file:
+            written = json.load(file)
+        read = transformers.AutoConfig.from_pretrained(place).to_dict()
+        readings.append([{k: v for k, v in d.items() if k not in changed} for d in (written, read)])
+    for before, after in zip(*readings):
+        keys = [k for k in {**before, **after} if before.get(k) != after.get(k)]
+        if keys:
+            sys.exit(f"error: config.json: {', '.join(f'{k}: {before.get(k)} became {after.get(k)}' for k in keys)}")
+    names = [n for n in os.listdir(source) if n.endswith((".json", ".txt", ".jinja")) and "config.json" != n
+             and "safetensors" not in n]
+    for name in names:
+        with open(os.path.join(source, name), "rb") as a, open(os.path.join(folder, name), "rb") as b:
+            if a.read() != b.read():
+                sys.exit(f"error: {name} is another file")
+    print(f"as in {source}: config.json, {', '.join(sorted(names))}")
+
+
 def make_random(folder, sizes, shards, kind):
     import torch
     import transformers
@@ -123,7 +151,8 @@ def make_random(folder, sizes, shards, kind):
     torch.manual_seed(1)
     if kind == "gpt2":
         config = transformers.GPT2Config(n_layer=layers, n_head=heads, n_embd=channels, vocab_size=vocabulary,
-                                         n_positions=positions, initializer_range=0.2)
+                                         n_positions=positions, initializer_range=0.2, bos_token_id=1,
+                                         eos_token_id=2, pad_token_id=3)
     else:
         config = transformers.AutoConfig.for_model(kind, num_hidden_layers=layers, num_attention_heads=heads,
                                                    num_key_value_heads=(heads + 1) // 2, hidden_size=channels,
@@ -146,13 +175,14 @@ def main():
                         "--log or --logits 1e-5)")
     parser.add_argument("--log", help="the log of a trainer's --eval of these rows")
     parser.add_argument("--logits", metavar="TRAINER", help="compare with the logits of this program")
+    parser.add_argument("--from", dest="source", metavar="SOURCE", help="the folder of --init that it was trained from")
     parser.add_argument("--random", help="make a random model of these sizes in FOLDER")
     parser.add_argument("--type", choices=("gpt2", "llama", "qwen2", "nemotron"), default="gpt2",
                         help="kind of the random model (default gpt2)")
     parser.add_argument("--shards", type=int, default=1, help="files of the random model (default 1)")
     args = parser.parse_args()
-    if not args.random and not args.logits and not (args.shard and (args.seq or args.log)):
-        parser.error("SHARD with --seq, ROWS with --log, --logits, or --random")
+    if not args.random and not args.logits and not args.source and not (args.shard and (args.seq or args.log)):
+        parser.error("SHARD with --seq, ROWS with --log, --logits, --from, or --random")
     args.tolerance = args.tolerance or (1e-5 if args.log or args.logits else 1e-4)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # everything is in the folder
     try:
@@ -163,6 +193,9 @@ def main():
 
     if args.random:
         make_random(args.folder, [int(size) for size in args.random.split(",")], args.shards, args.type)
+        return
+    if args.source:
+        check_source(args.folder, args.source)
         return
     if not args.log and not args.logits:
         inputs, targets = read_samples(args.shard, args.seq, args.batch)

@@ -48,8 +48,13 @@ static void fuzz_shards(const uint8_t *data, size_t size) {
     close(fd);
 }
 
-// A log that a resumed run continues: it keeps the beginning, up to the run's first step. A file that is no log is left
-// alone.
+static bool fuzz_is_eval(const char *line) {
+    const char *found = strstr(line, LOG_EVAL);
+    return found && found < line + strcspn(line, "\n");
+}
+
+// A log that a resumed run continues: it keeps the beginning, up to the run's first step, and lines of --eval. A file
+// that is no log is left alone.
 static void fuzz_log(const uint8_t *data, size_t size) {
     char path[40];
     Error err;
@@ -62,10 +67,17 @@ static void fuzz_log(const uint8_t *data, size_t size) {
     fuzz_promise(fstat(fd, &info) == 0);
     size_t left = (size_t)info.st_size;
     char *kept = (char *)host_alloc(left + 1, 1);
-    fuzz_promise(left <= size - 1 && file_read_at(fd, kept, left, 0) && memcmp(kept, data + 1, left) == 0);
+    fuzz_promise(left <= size - 1 && file_read_at(fd, kept, left, 0));
+    size_t same = 0, end;
+    while (same < left && kept[same] == (char)data[1 + same]) same++;
+    fuzz_promise(is_log || same == left);
+    for (end = same; same < left && end > 0 && kept[end - 1] != '\n';) end--;
+    for (char *line = kept + end; line < kept + left; line = (char *)rawmemchr(line, '\n') + 1)
+        fuzz_promise(fuzz_is_eval(line));
     fuzz_promise(is_log ? size == 1 || data[1] == '{' : left == size - 1);
     for (char *line = kept; is_log && *line; line += strcspn(line, "\n") + 1) {
-        fuzz_promise(strncmp(line, "{\"step\":", 8) == 0 && strtoull(line + 8, NULL, 10) <= done);
+        fuzz_promise(strncmp(line, "{\"step\":", 8) == 0);
+        fuzz_promise(strtoull(line + 8, NULL, 10) <= done || fuzz_is_eval(line));
         if (!strchr(line, '\n') || strlen(line) + (size_t)(line - kept) < left) break;  // a 0 byte hides the rest
     }
     if (is_log) fuzz_promise(log_close(&log, &err));

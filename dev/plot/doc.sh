@@ -35,25 +35,6 @@ make --no-print-directory DEVICE=cpu PRECISION=fp32 experts
 cp build/out/experts.svg $pictures/experts.svg
 
 dev/test/run_experiments.sh build/cpu-fp32
-for layers in 4 24; do
-    for trainer in train_gpt build/experiments/post_ln; do
-        build/cpu-fp32/$trainer --layers $layers --heads 2 --channels 64 --seq 64 --micro-batch 4 --global-batch 8 \
-            --train-data build/corpus/train.bin --steps 100 --lr 2e-3 --warmup 10 --val-every 0 \
-            --log build/out/${trainer##*/}-$layers.jsonl >/dev/null
-    done
-done
-build/tools/loss --title 'Layer norm before (pre) or behind (post) the residual sum' --out $pictures/post-ln.svg \
-    'pre, 4 layers=build/out/train_gpt-4.jsonl' 'post, 4 layers=build/out/post_ln-4.jsonl' \
-    'pre, 24 layers=build/out/train_gpt-24.jsonl' 'post, 24 layers=build/out/post_ln-24.jsonl'
-for layers in 4 24; do
-    for trainer in train_gpt_tp build/experiments/parallel_block; do
-        build/cpu-fp32/$trainer --layers $layers --heads 2 --channels 64 --seq 64 --micro-batch 4 --global-batch 8 \
-            --train-data build/corpus/train.bin --steps 100 --lr 2e-3 --warmup 10 --val-every 0 \
-            --log build/out/${trainer##*/}-$layers.jsonl >/dev/null
-    done
-done
-build/tools/loss --title 'Sequential and parallel blocks' --out $pictures/parallel-block.svg \
-    'sequential, 4 layers=build/out/train_gpt_tp-4.jsonl' 'parallel, 4 layers=build/out/parallel_block-4.jsonl' \
-    'sequential, 24 layers=build/out/train_gpt_tp-24.jsonl' 'parallel, 24 layers=build/out/parallel_block-24.jsonl'
+dev/plot/other_layers.sh build/cpu-fp32 $pictures
 rm -f build/test-logs/test_gpt_fp32.log  # tables.sh then runs the layouts
 dev/plot/tables.sh write build/cpu-fp32 all

@@ -14,7 +14,7 @@ quick=(tensor_bytes tensor_memory tensor_ratio schedule_memory pipeline_bytes da
        schedules schedules_norm refused bubbles study plan scale scale_bands scale_claims holmes holmes_plan cuda_lines
        files pipeline_unrolled layouts_agree zero_memory tensor_calls tensor_reach schedules_drawn in_flight
        context_agrees context_balance llama_grid zb_steps)
-slow=(layouts main errors no_wait one_stream zero no_add expert_balance post_ln parallel_block bubbles_paper plan_table1 plan_clock plan_fsdp scale_trainers
+slow=(layouts main errors no_wait one_stream zero no_add swapped_sums expert_balance post_ln parallel_block bubbles_paper plan_table1 plan_clock plan_fsdp scale_trainers
       cpu_speed)
 
 mode=${1:-check} build=${2:-build/cpu-fp32}
@@ -638,6 +638,7 @@ table_cpu_speed() {
 # Of dev/test/run_experiments.sh, which leaves them there.
 table_no_add() { fenced <build/experiments/no_add.out; }
 table_no_wait() { fenced <build/experiments/no_wait.out; }
+table_swapped_sums() { fenced <build/experiments/swapped_sums.out; }
 table_one_stream() { fenced <build/experiments/one_stream.out; }
 table_zero() { fenced <build/experiments/zero.out; }
 table_post_ln() { fenced <build/experiments/post_ln.out; }
@@ -712,7 +713,7 @@ declare -A PARENTS=([train_gpt_tp.cu]=train_gpt.cu [train_gpt_pp.cu]=train_gpt_t
 
 passed=0 failed=0
 for name in "${names[@]}"; do
-    page=$(grep -l "^<!-- table $name -->$" README.md doc/*/*.md)
+    page=$(grep -l "^<!-- table $name -->$" README.md doc/*/*.md dev/scale/README.md dev/results/*.md)
     if [ -z "$page" ] || ! "table_$name" >"$dir/new"; then
         echo "FAIL table $name: ${page:-is on no page}"
         failed=$((failed + 1))

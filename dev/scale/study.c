@@ -2,7 +2,7 @@
 // the model of step.h and dots for published runs. Also shows how far the number of GPUs can grow at a constant batch.
 //
 //   study ROWS.csv FOLDER          draws FOLDER/study-*.svg
-//   study --table ROWS.csv         prints doc/lab/choosing.md's tables of figures and of growth
+//   study --table ROWS.csv         prints dev/scale/README.md's table of figures and of growth
 #include "dev/plot/svg.h"
 #include "dev/plot/tool.h"
 #include "dev/scale/rows.h"

@@ -8,7 +8,7 @@
 # needs: tools/profile tools/byte_corpus
 . "$(dirname "$0")/report.sh"
 cpu_only 'the numbers are those of the stand-ins'
-pages=(README.md doc/course/*.md doc/lab/*.md dev/slurm/README.md)
+pages=(README.md doc/course/*.md doc/lab/*.md dev/slurm/README.md dev/scale/README.md dev/results/*.md)
 
 verdicts 'tables of the pages' dev/plot/tables.sh check "$build"
 
@@ -23,9 +23,9 @@ $2}"
 rates() {
     local rows
     build/tools/bubbles paper "${build/fp32/bf16}" dev/clusters/dgx-a100.json 6.2B 2>&1 | grep -v '^|-' |
-        while read -r row; do grep -qxF -- "$row" doc/lab/zero_bubble.md || echo "not there: $row"; done
+        while read -r row; do grep -qxF -- "$row" dev/results/schedules.md || echo "not there: $row"; done
     rows=$(awk -F' *[|,] *' '/^<!-- table bubbles_paper/ { on = 1 } /^<!-- end/ { on = 0 }
-        on && $2 ~ /B$/ && $6 == $7 && $12 == $13 && $15 == $16' doc/lab/zero_bubble.md | wc -l)
+        on && $2 ~ /B$/ && $6 == $7 && $12 == $13 && $15 == $16' dev/results/schedules.md | wc -l)
     [ "$rows" = 12 ] || echo "$rows rows of 12 have the paper's rates"
 }
 check "the lists have the bubble rates of Zero Bubble's Table 5, and rows of the trainers' clock are as written" "$(rates)"

@@ -67,6 +67,9 @@ for i in 0 1 2 3; do
     measure 1 train_gpt "${models[$i]}" "${files[$i]}" && [ -s "$dir/log" ] && cp "$dir/log" "$dir/one.$i"
     report $? "one rank: $(cat "$dir/log")"
 done
+grep -qF "{\"step\":3,\"model\":\"$dir/bytes\",\"eval\":\"$dir/choices.bin\",\"eval_rows\":" "$dir/one.2" &&
+    grep -qF '{"step":0,"model":"dev/test/golden",' "$dir/one.3"
+report $? 'a line has the step of the checkpoint, its folder and the file'
 right=$(sed -n 's/.*"eval_right":\([0-9]*\),"eval_of":300.*/\1/p' "$dir/one.3")
 [ "${right:-0}" -gt 0 ] && [ "${right:-300}" -lt 300 ]
 report $? "of the 300 single tokens ${right:-none} are the model's first guess: some, not all"

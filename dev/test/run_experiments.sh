@@ -85,6 +85,14 @@ $launch -n 2 "$build/$dir/one_stream" --pipeline 2 --schedule gpipe --init dev/t
     --train-data dev/test/golden/train.bin --global-batch 8 --steps 2 --val-every 0 >$dir/gpipe.out 2>&1 </dev/null
 check "one_stream: GPipe runs to its end" test $? = 0
 
+change swapped_sums
+run swapped_sums swapped_sums.out build/cpu-fp32/train_gpt_3d "$build/$dir/swapped_sums"
+run swapped_sums right_sums.out build/cpu-fp32/train_gpt_3d "$build/train_gpt_3d"
+check "swapped_sums: the loss of step 1 stays right and its norm does not: $(first swapped_sums norm), $(first right_sums norm)" \
+    test "$(first swapped_sums loss)" = "$(first right_sums loss)" -a "$(first swapped_sums norm)" != "$(first right_sums norm)"
+check "swapped_sums: --debug-replicas names wte" grep -q '^error: wte.weight differs' $dir/swapped_sums.out
+check "swapped_sums: and nothing else on the right trainer" test "$(grep -c ^step $dir/right_sums.out)" = 4
+
 run zero zero.out 'build/cpu-$precision' "${build/fp32/\$precision}"
 # sent N OPERATION: bytes that data rank 0 sent in run number N.
 sent() { awk -v n="$1" -v op="$2:" '/^(fp32|bf16)/ { i++ } i == n && $7 == op { print $10 }' $dir/zero.out; }
@@ -96,7 +104,7 @@ for n in 1 2 3 4; do
         "$(sent 1 ncclReduceScatter) $((share * ${gathered:-0}))"
 done
 
-change post_ln corpus
+change post_ln
 ln -sf "$PWD/$build"/train_gpt{,_tp} "$build/$dir"
 run post_ln post_ln.out 'build/cpu-fp32/$trainer' "$build/$dir/\$trainer"
 norm() { sed -n "s/^$1 --layers $2: .*norm //p" $dir/post_ln.out; } # norm TRAINER LAYERS

@@ -49,6 +49,8 @@ for kind in llama qwen2 nemotron gpt2; do
     report $? "$kind: and the validation loss falls: $losses"
     grep -q '^sample: hello' "$dir/out"
     report $? "$kind: a sample begins with the prompt"
+    "$python" dev/data/check_transformers.py "$dir/build/tuned/step-00000020" --from "$dir/build/model" >"$dir/out" 2>&1
+    report $? "$kind: what training does not change comes out again: $(tail -n 1 "$dir/out")"
     step 5 && grep -q $class "$dir/out"
     report $? "$kind: from_pretrained loads the folder"
     "$python" dev/data/check_transformers.py "$dir/build/tuned/step-00000020" "$dir/build/notes/text_val_000000.bin" \

@@ -248,6 +248,31 @@ static void test_special_logs(Check *c) {
     unlink(link);
 }
 
+// Lines of --eval are not repeated by a run that resumes: they stay, wherever they are, and hide no line of training.
+static void test_eval_lines(Check *c) {
+    static const char *const text =
+        "{\"step\":1,\"loss\":1}\n{\"step\":9,\"model\":\"a\",\"eval_rows\":7}\n{\"step\":2,\"loss\":2}\n"
+        "{\"step\":3,\"loss\":3}\n{\"step\":3,\"model\":\"b\",\"eval_rows\":8}\n{\"step\":4,\"loss\":4}\n";
+    static const char *const wanted =
+        "{\"step\":1,\"loss\":1}\n{\"step\":9,\"model\":\"a\",\"eval_rows\":7}\n{\"step\":2,\"loss\":2}\n"
+        "{\"step\":3,\"model\":\"b\",\"eval_rows\":8}\n{\"step\":3,\"model\":\"a \\\"b\\\\\\u0009\"}\n";
+    Error err;
+    Log log;
+    unlink(log_path);
+    write_text(log_path, text);
+    bool ok = log_open(&log, log_path, 2, 10, 1, 0, &err);
+    if (ok) {
+        fprintf(log.json, LOG_START "3");
+        log_text(log.json, "model", "a \"b\\\t");
+        log_end_line(&log);
+        ok = log_close(&log, &err);
+    }
+    char *now = read_file(log_path, NULL);
+    check(c, ok && strcmp(now, wanted) == 0, "lines of --eval stay when a resumed run cuts its log");
+    free(now);
+    unlink(log_path);
+}
+
 // No line of an earlier run or of another one that goes on is lost, and a torn end is.
 static void test_kept_logs(Check *c) {
     static const char *const lines = "{\"step\":1,\"loss\":1}\n{\"step\":2,\"loss\":2}\n";
@@ -359,6 +384,7 @@ int main(void) {
     test_peaks(&c);
     test_log(&c);
     test_trace(&c);
+    test_eval_lines(&c);
     test_kept_logs(&c);
     test_special_logs(&c);
     remove_tree(folder);

@@ -79,7 +79,7 @@ static inline CpuWarpgroups &cpu_warpgroups() {
         left = left || !t.open.empty() || !t.groups.empty();
         t.fenced = false;
     }
-    if (left) cpu_kernel_abort(cpu_block->current, "finds copies or products in flight that an earlier block has left");
+    if (left) cpu_kernel_abort(cpu_block->current, "finds copies or products that an earlier block left in flight");
     memset(w.shared, 0xFF, sizeof w.shared);
     w.block = cpu_block->blocks;
     w.barriers.clear();
@@ -87,7 +87,9 @@ static inline CpuWarpgroups &cpu_warpgroups() {
     return w;
 }
 
-static inline uint32_t shared_address(const void *p) { return (uint32_t)((const uint8_t *)p - cpu_warpgroups().shared); }
+static inline uint32_t shared_address(const void *p) {
+    return (uint32_t)((const uint8_t *)p - cpu_warpgroups().shared);
+}
 
 // ---- barriers -------------------------------------------------------------------------------------------------------
 
@@ -230,7 +232,8 @@ struct CpuWgmmaGroup {
         for (size_t i = 0; i < lanes[0]->products.size(); i++) {
             const CpuWgmma &first = lanes[0]->products[i];
             int columns = 8 * first.n8;
-            if (first.a >> 62 > 1 || first.b >> 62 != 1) cpu_kernel_abort(cpu_block->current, "has a factor not swizzled");
+            if (first.a >> 62 > 1 || first.b >> 62 != 1)
+                cpu_kernel_abort(cpu_block->current, "has a factor that is not swizzled");
             for (int r = 0; r < 16; r++) {
                 for (int k = 0; k < 16; k++) {
                     const uint32_t *pairs = lanes[r % 8 * 4 + k % 8 / 2]->products[i].fragments;
@@ -257,7 +260,7 @@ struct CpuWgmmaGroup {
 };
 
 template <int LEFT> static inline void wgmma_wait() {
-    if (!cpu_wgmmas().open.empty()) cpu_kernel_abort(cpu_block->current, "waits for products that it has not committed");
+    if (!cpu_wgmmas().open.empty()) cpu_kernel_abort(cpu_block->current, "waits for products without wgmma_commit");
     while (cpu_wgmmas().groups.size() > LEFT) {
         CpuWgmmaGroup lane = {cpu_wgmmas().groups.front(), cpu_block->current / CPU_WARP % 4};
         cpu_warp_together(&lane);

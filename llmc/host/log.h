@@ -1,6 +1,6 @@
 // log.h: reports of a run: a console line for each step, and the JSON Lines file of --log.
 //
-// defines: device_peak_flops, StepReport, Log, LOG_START, log_open, log_number, log_end_line, log_step,
+// defines: device_peak_flops, StepReport, Log, LOG_START, LOG_EVAL, log_open, log_number, log_text, log_end_line, log_step,
 //          log_validation, log_close
 //
 // Steps count from 1, as checkpoints do: the number of a step is the count of updates after it.
@@ -59,10 +59,12 @@ typedef struct {
 } Log;
 
 #define LOG_START "{\"step\":"
+#define LOG_EVAL "\"eval_rows\":"  // in a line of --eval, which no training repeats
 
 // Finds the end of the lines of the first `done` steps, before a last line that was cut off or that a power loss has
-// filled with zeros. False with a sentence if the file is not a log.
-static inline bool log_scan(FILE *in, const char *path, size_t done, long *end, Error *err) {
+// filled with zeros. Lines of --eval count as done; `evals` takes those behind the end. False with a sentence if the
+// file is not a log.
+static inline bool log_scan(FILE *in, const char *path, size_t done, long *end, FILE *evals, Error *err) {
     char *line = NULL;
     size_t room = 0, number = 0;
     long at = 0;
@@ -73,7 +75,9 @@ static inline bool log_scan(FILE *in, const char *path, size_t done, long *end, 
         size_t length = strlen(line) < strlen(LOG_START) ? strlen(line) : strlen(LOG_START);
         bool whole = line[n - 1] == '\n', begins = at + (long)length > 0 && strncmp(line, LOG_START, length) == 0;
         ok = whole ? sscanf(line, LOG_START "%llu,", &step) == 1 : begins;
-        if (ok && whole && step <= done && *end == at) *end = at + (long)n;
+        bool eval = strstr(line, LOG_EVAL) != NULL;
+        if (ok && whole && (eval || step <= done) && *end == at) *end = at + (long)n;
+        else if (ok && whole && eval) fwrite(line, 1, (size_t)n, evals);
     }
     free(line);
     return ok || error_set(err, "line %zu of %s is no line of a training log: give --log another file", number, path);
@@ -103,18 +107,24 @@ static inline bool log_set_aside(const char *path, Error *err) {
 }
 
 // Starts the log of a run of `steps` steps that resumes after `done`: drops the lines behind these, which the run
-// repeats, or sets the whole log aside if there are none. Writes through links. path: NULL without --log. flops: of
+// repeats, but those of --eval, or sets the whole log aside if there are none. Writes through links. path: NULL without --log. flops: of
 // one token (llmc/model.h). peak_flops: of all devices; 0: unknown, MFU is "n/a".
 static inline bool log_open(Log *log, const char *path, size_t done, size_t steps, double flops, double peak_flops,
                             Error *err) {
     long end;
+    char *evals = NULL;
+    size_t bytes = 0;
     memset(log, 0, sizeof *log);
     log->steps = steps, log->flops = flops, log->peak_flops = peak_flops;
     if (!path) return true;
     if (!(log->json = log_take(path, err))) return false;
-    bool ok = log_scan(log->json, path, done, &end, err);
-    if (ok && ((done && ftruncate(fileno(log->json), end) != 0) || fseek(log->json, 0, SEEK_END) != 0))
+    FILE *behind = open_memstream(&evals, &bytes);
+    bool ok = log_scan(log->json, path, done, &end, behind, err);
+    fclose(behind);
+    if (ok && ((done && ftruncate(fileno(log->json), end) != 0) || fseek(log->json, 0, SEEK_END) != 0 ||
+               (done && (fwrite(evals, 1, bytes, log->json) != bytes || fflush(log->json) != 0))))
         ok = error_set(err, "cannot write log %s: %s", path, strerror(errno));
+    free(evals);
     if (ok && done == 0 && ftell(log->json) > 0 && (ok = log_set_aside(path, err))) {
         fclose(log->json);
         log->json = log_take(path, err);
@@ -127,6 +137,16 @@ static inline bool log_open(Log *log, const char *path, size_t done, size_t step
 static inline void log_number(FILE *json, const char *name, double number) {
     if (isfinite(number)) fprintf(json, ",\"%s\":%.9g", name, number);
     else fprintf(json, ",\"%s\":null", name);
+}
+
+// Appends `,"name":"text"`.
+static inline void log_text(FILE *json, const char *name, const char *text) {
+    fprintf(json, ",\"%s\":\"", name);
+    for (const char *c = text; *c; c++) {
+        if ((unsigned char)*c < ' ') fprintf(json, "\\u%04x", (unsigned)*c);
+        else fprintf(json, *c == '"' || *c == '\\' ? "\\%c" : "%c", *c);
+    }
+    fprintf(json, "\"");
 }
 
 static inline void log_end_line(Log *log) {

@@ -150,7 +150,7 @@ static const Field OPTIONS[] = {
     GROUP("Reports", OPTION_BASIC),
     SIZE("val-every", val_every, NULL, 0, 1e15, OPTION_TRAINS,
          "steps between validations (0: never; default 20 with --val-data)"),
-    SIZE("val-batches", val_batches, "10", 1, 1e9, 0, "global batches of one validation, at most"),
+    SIZE("val-batches", val_batches, "10", 1, 1e9, 0, "whole global batches of one validation, at most"),
     SIZE("sample-every", sample_every, "0", 0, 1e15, OPTION_BASIC | OPTION_TRAINS,
          "steps between samples of text (0: never)"),
     SIZE("sample-tokens", sample_tokens, "128", 1, 1e6, 0, "tokens of a sample"),

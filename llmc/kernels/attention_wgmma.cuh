@@ -12,7 +12,7 @@
 // Each sum is made by one warp in a fixed order: there are no atomics, and every run has the same bits. Backward makes
 // the scores twice instead, as in attention_mma.cuh.
 //
-// defines: attention_wgmma_takes, attention_wgmma
+// defines, in bf16: attention_wgmma_takes, attention_wgmma
 #ifndef LLMC_ATTENTION_WGMMA_CUH
 #define LLMC_ATTENTION_WGMMA_CUH
 
@@ -22,9 +22,11 @@
 #include "llmc/kernels/packs.cuh"
 #include "llmc/kernels/wgmma.cuh"
 
-// TILE: rows of a tile. BLOCKS: of a multiprocessor. PERSISTENT: a third warpgroup copies and gives its registers to the
-// others, and a block does item after item, so that the copies for one run beside the end of the other. Else the first
-// thread copies between products, and a multiprocessor's other block works meanwhile.
+#ifdef PRECISION_BF16
+
+// TILE: rows of a tile. BLOCKS: of a multiprocessor. PERSISTENT: a third warpgroup copies and gives its registers to
+// the others, and a block does item after item, so that the copies for one run beside the end of the other. Else the
+// first thread copies between products.
 template <int HS_, int TILE_, int STAGES_, int BLOCKS_, bool PERSISTENT_>
 struct AttentionWgmma {
     static constexpr int HS = HS_, TILE = TILE_, STAGES = STAGES_, BLOCKS = BLOCKS_;
@@ -116,7 +118,9 @@ struct WgmmaRing {
         __syncthreads();
     }
 
-    __device__ __forceinline__ uint32_t own(int i, int buffer) const { return base + (buffer * OWNS + i) * C::OWN_BYTES; }
+    __device__ __forceinline__ uint32_t own(int i, int buffer) const {
+        return base + (buffer * OWNS + i) * C::OWN_BYTES;
+    }
     __device__ __forceinline__ uint32_t x(int s) const { return base + RING + s * 2 * C::TILE_BYTES; }
     __device__ __forceinline__ uint32_t y(int s) const { return x(s) + C::TILE_BYTES; }
     __device__ __forceinline__ uint32_t barrier(int i) const { return base + BARRIERS + 8 * i; }
@@ -144,8 +148,8 @@ struct WgmmaRing {
 
     // Starts the copy of ROWS rows of a head.
     template <int ROWS>
-    __device__ __forceinline__ static void copy(uint32_t to, const CUtensorMap *map, uint32_t barrier, int head, int row,
-                                                int sequence) {
+    __device__ __forceinline__ static void copy(uint32_t to, const CUtensorMap *map, uint32_t barrier, int head,
+                                                int row, int sequence) {
         UNROLL
         for (int panel = 0; panel < C::HS / 64; panel++) {
             UNROLL
@@ -203,7 +207,7 @@ __device__ __forceinline__ bool start_copies(const WgmmaItems &items, int group,
     }
 }
 
-// Has the first thread copy the tile that is STAGES - 1 behind tile n. No product may be in flight: the thread diverges.
+// Has the first thread copy the tile STAGES - 1 behind tile n. No product may be in flight, as the thread diverges.
 template <class C, class Tile>
 __device__ __forceinline__ void copy_ahead(const WgmmaItem &item, int n, int tiles, Tile tile) {
     if constexpr (!C::PERSISTENT) {
@@ -277,8 +281,8 @@ __device__ __forceinline__ void store_rows(bfloat16 *p, size_t stride, const Mma
 // Makes scores into probabilities relative to the largest so far. Returns true if the largest of a row of the warp grew
 // (or if SKIP is false), and then the factor of what was summed before.
 template <bool SKIP, int N8>
-__device__ __forceinline__ bool softmax_tile(float (&s)[N8][4], float (&max)[2], float (&sum)[2], float (&correction)[2],
-                                             float to_log2) {
+__device__ __forceinline__ bool softmax_tile(float (&s)[N8][4], float (&max)[2], float (&sum)[2],
+                                             float (&correction)[2], float to_log2) {
     float odd[2] = {s[0][1], s[0][3]}, largest[2] = {max[0], max[1]}, part[2] = {0.0f, 0.0f};
     UNROLL
     for (int i = 0; i < 4 * N8; i++) {
@@ -478,7 +482,8 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
             wgmma_wait<0>();
             pin(ds);
             UNROLL
-            for (int i = 0; i < KEYS / 2; i++) ds[i / 4][i % 4] = s[i / 4][i % 4] * (ds[i / 4][i % 4] - of_row[i % 4 / 2]);
+            for (int i = 0; i < KEYS / 2; i++)
+                ds[i / 4][i % 4] = s[i / 4][i % 4] * (ds[i / 4][i % 4] - of_row[i % 4 / 2]);
             round_fragments<false>(e, ds, 0);
             pin(dq);
             pin(e);
@@ -520,10 +525,13 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
     DYNAMIC_SHARED(shared);
     const WgmmaKeyRing<C> ring(shared);
     const int T = (int)a.T, NH = (int)a.NH, KV = (int)a.KV, group = NH / KV;
-    const auto own = [&](const WgmmaItem &i, int round) { ring.copy_own(round, &qkv, NH + i.h, &qkv, NH + KV + i.h, i); };
+    const auto own = [&](const WgmmaItem &i, int round) {
+        ring.copy_own(round, &qkv, NH + i.h, &qkv, NH + KV + i.h, i);
+    };
     const auto copy = [&](const WgmmaItem &i, int total, int n) {
-        const int h = i.h * group + n / i.tiles;
-        ring.copy_tiles(total, &qkv, h, &dout, h, i.row + n % i.tiles * QUERIES, i.b);
+        int h = i.h * group;
+        for (; n >= i.tiles; n -= i.tiles) h++;
+        ring.copy_tiles(total, &qkv, h, &dout, h, i.row + n * QUERIES, i.b);
     };
     if (start_copies<C, true>(items, group, own, copy)) return;
 
@@ -533,8 +541,8 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
     float *of_query = (float *)(void *)(shared + ring.EXTRA_AT) + wg * 4 * QUERIES;
     WgmmaStage<C::STAGES> at, before;
     WgmmaItem item = items.item<C, true>(0), next;
-    // Reads a statistic of a tile of query head i: thread 64 + j has dot of query j, the first threads have lse. A query
-    // that does not exist has probabilities of 0.
+    // Reads a statistic of a tile of query head i: thread 64 + j has dot of query j, the first threads have lse. A
+    // query that does not exist has probabilities of 0.
     float stat;
     const auto fetch = [&](const WgmmaItem &of, int i, int n) {
         const int query = of.row + n * QUERIES + t % QUERIES;
@@ -715,7 +723,8 @@ static inline void attention_wgmma_heads(const Attention &a, bool backward, cuda
     unsigned grid;
     if (!backward) {
         const WgmmaItems items = wgmma_items<F>(a, false, &grid);
-        LAUNCH_LARGE(attention_forward_wgmma_kernel<F>, grid, F::THREADS, stream, (WgmmaRing<F, 1>::BYTES))(qkv, a, items);
+        LAUNCH_LARGE(attention_forward_wgmma_kernel<F>, grid, F::THREADS, stream, (WgmmaRing<F, 1>::BYTES))
+        (qkv, a, items);
         return;
     }
     const CUtensorMap dout = tensor_map(a.dout, a.B, a.T, a.NH, HS);
@@ -731,5 +740,7 @@ static inline void attention_wgmma(const Attention &a, bool backward, cudaStream
     if (a.HS == 64) attention_wgmma_heads<64>(a, backward, stream);
     else attention_wgmma_heads<128>(a, backward, stream);
 }
+
+#endif  // PRECISION_BF16
 
 #endif

@@ -59,10 +59,10 @@ struct LaunchCheck {
     }
 };
 
-// LAUNCH(kernel, grid, block, stream)(args...) is kernel<<<grid, block, 0, stream>>>(args...), checked. One more argument
-// behind stream: bytes of dynamic shared memory. A template's name with commas stands in parentheses. A grid without blocks is refused: every
-// batch has rows; what a rank may have none of (pieces, shards, keys of a pair) is asked before. LAUNCH_UNCHECKED
-// leaves the error to cudaGetLastError: for tests of refused launches.
+// LAUNCH(kernel, grid, block, stream)(args...) is kernel<<<grid, block, 0, stream>>>(args...), checked. One more
+// argument behind stream: bytes of dynamic shared memory. A template's name with commas stands in parentheses. A grid
+// without blocks is refused: every batch has rows; what a rank may have none of (pieces, shards, keys of a pair) is asked
+// before. LAUNCH_UNCHECKED leaves the error to cudaGetLastError: for tests of refused launches.
 #define LAUNCH(kernel, grid, block, ...)                    \
     (LaunchCheck{__FILE__, "launch of " #kernel, __LINE__}, \
      LAUNCH_UNCHECKED(kernel, grid, block, __VA_ARGS__))
@@ -74,8 +74,10 @@ template <class T> __host__ __device__ static inline T from_float(float x) { ret
 
 // What a GPU has instructions for. A CPU's stand for them in llmc/cpu: launch.h, vectors.h and warp.h.
 #ifdef __CUDACC__
-#define LAUNCH_UNCHECKED(kernel, grid, block, ...) \
-    [=](auto... args) { kernel<<<grid, block, launch_bytes(__VA_ARGS__), launch_stream(__VA_ARGS__)>>>(args...); }
+#define LAUNCH_UNCHECKED(kernel, grid, block, ...)                                                \
+    [=](auto... args) {                                                                           \
+        kernel<<<grid, block, launch_bytes(__VA_ARGS__), launch_stream(__VA_ARGS__)>>>(args...);  \
+    }
 static inline size_t launch_bytes(cudaStream_t, size_t bytes = 0) { return bytes; }
 static inline cudaStream_t launch_stream(cudaStream_t stream, size_t = 0) { return stream; }
 

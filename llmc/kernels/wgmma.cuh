@@ -1,14 +1,16 @@
 // wgmma.cuh: the instructions of Hopper (sm_90a) that work while their thread does something else: products by a
-// warpgroup of 128 threads (wgmma), copies of tiles by the copy engine (TMA), and the barriers in shared memory on which
-// threads wait for a copy or for each other (mbarrier). llmc/cpu/warpgroup.h does the same on a CPU, as late as a GPU may.
+// warpgroup of 128 threads (wgmma) and copies of tiles by the copy engine (TMA). And the barriers in shared memory on
+// which threads wait for a copy or for each other (mbarrier). llmc/cpu/warpgroup.h does the same on a CPU, as late as a
+// GPU may.
 //
 // A tile has rows of HS channels, 64 or 128, in panels of 64: a panel's rows are 128 bytes each, and each begins at a
 // multiple of 1024 bytes. The copy engine swizzles the eight 16-byte pieces of a row (piece i of row r lies at place
 // i ^ r % 8), so that eight neighbouring rows of a column lie in different banks; products undo it.
 //
-// defines: WGMMA_CODE, DYNAMIC_SHARED, LAUNCH_LARGE, wgmma_device, device_multiprocessors, shared_address, barrier_init,
-//          barriers_ready, barrier_expect, barrier_arrive, barrier_wait, warpgroup_barrier, tensor_map, tile_copy, registers_less, registers_more, wgmma_fence,
-//          wgmma_commit, wgmma_wait, pin, fresh, product_rows, product_columns
+// defines: WGMMA_CODE, DYNAMIC_SHARED, LAUNCH_LARGE, wgmma_device, device_multiprocessors, shared_address,
+//          barrier_init, barriers_ready, barrier_expect, barrier_arrive, barrier_wait, warpgroup_barrier, tensor_map,
+//          tile_copy, registers_less, registers_more, wgmma_fence, wgmma_commit, wgmma_wait, pin, fresh, product_rows,
+//          product_columns
 #ifndef LLMC_WGMMA_CUH
 #define LLMC_WGMMA_CUH
 
@@ -29,8 +31,8 @@
 #define DYNAMIC_SHARED(name) extern __shared__ __align__(1024) uint8_t name[]
 
 // Launches a kernel with more dynamic shared memory than the 48 KiB that need no permission.
-#define LAUNCH_LARGE(kernel, grid, block, stream, bytes)                                                      \
-    (CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)),            \
+#define LAUNCH_LARGE(kernel, grid, block, stream, bytes)                                           \
+    (CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)), \
      LAUNCH(kernel, grid, block, stream, bytes))
 
 // True where wgmma runs: GPUs of compute capability 9.0, whose later generations have other instructions.
@@ -115,7 +117,7 @@ static inline CUtensorMap tensor_map(const bfloat16 *x, size_t B, size_t T, size
                         HS > 64 ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B : CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (result == CUDA_SUCCESS) return map;
-    fprintf(stderr, "error: cuTensorMapEncodeTiled fails with error %d: is the driver older than CUDA 12?\n", (int)result);
+    fprintf(stderr, "error: cuTensorMapEncodeTiled: error %d; is the driver older than CUDA 12?\n", (int)result);
     exit(1);
 }
 

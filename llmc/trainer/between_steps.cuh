@@ -92,7 +92,12 @@ static inline void evaluation_report(Trainer *m) {
     fflush(stdout);
     FILE *json = m->log.json;
     if (!json) return;
-    fprintf(json, "{\"step\":0,\"eval_rows\":%zu,\"eval_tokens\":%zu", file->rows, tokens);
+    TrainerState state;  // a folder without a readable trainer.json has done no step of ours
+    size_t step = trainer_state_read(m->opt.init, &state, &err) ? state.step : 0;
+    fprintf(json, LOG_START "%zu", step);
+    log_text(json, "model", m->opt.init);
+    log_text(json, "eval", m->opt.eval);
+    fprintf(json, "," LOG_EVAL "%zu,\"eval_tokens\":%zu", file->rows, tokens);
     log_number(json, "eval_loss_sum", sum);
     log_number(json, "eval_perplexity", exp(mean));
     if (words) fprintf(json, ",\"eval_words\":%zu", words);
