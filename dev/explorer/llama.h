@@ -17,6 +17,7 @@ DOES_NOTHING(bool, cJSON_IsObject, true)
 DOES_NOTHING(bool, cJSON_IsString, true)
 DOES_NOTHING(void, cJSON_Delete, )
 DOES_NOTHING(cJSON *, json_read, NULL)
+#define cJSON_ArrayForEach(item, array) for ((item) = NULL; (item) != NULL;)
 #endif
 DOES_NOTHING(bool, cJSON_IsNumber, true)
 DOES_NOTHING(bool, cJSON_IsNull, true)
@@ -24,9 +25,17 @@ DOES_NOTHING(bool, cJSON_IsTrue, true)
 DOES_NOTHING(cJSON *, cJSON_GetObjectItemCaseSensitive, NULL)
 DOES_NOTHING(char *, cJSON_PrintUnformatted, NULL)
 
+DOES_NOTHING(bool, cJSON_IsArray, false)
+DOES_NOTHING(int, cJSON_GetArraySize, 0)
+DOES_NOTHING(bool, json_whole, true)
+DOES_NOTHING(const char *, json_print_real, "")
+
 #define LLMC_CONFIG_JSON_H
 DOES_NOTHING(bool, config_size, true)
 DOES_NOTHING(bool, config_is, true)
+DOES_NOTHING(bool, config_agree, true)
+DOES_NOTHING(bool, config_listed, true)
+DOES_NOTHING(bool, config_check_keys, true)
 DOES_NOTHING(bool, file_write_text, true)
 #define LLMC_TOKENIZER_KINDS_H
 static inline bool tokenizer_open_kind(Tokenizer *, const Options *, Error *) { return true; }
