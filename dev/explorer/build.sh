@@ -72,18 +72,19 @@ names() { sed -n "/define $1/,/[^\\\\]\$/p" "$2" | grep -oE '"[^"]+"' | tr -d '"
     # Most clusters have the same constants: their names once, then a row for each cluster.
     for file in dev/clusters/*.json; do
         ! grep -q '"ethernet"' "$file" || continue  # the panel has nodes of one kind
-        sed -nE "s/^ *\"([a-z0-9_]*)\": \{\"value\": ([^,]*), .*/$(basename "$file" .json) \1 \2/p" "$file"
+        echo "cluster $(basename "$file" .json)"
+        sed -nE 's/^ *"([a-z0-9_]*)": \{"value": ([^,]*), .*/\1 \2/p' "$file"
     done | awk '
-        !($1 in seen) { seen[$1]; clusters[++rows] = $1 }
-        !($2 in known) { known[$2]; names[++columns] = $2 }
-        { value[$1, $2] = $3 }
+        $1 == "cluster" { clusters[++rows] = $2; next }
+        !($1 in known) { known[$1]; names[++columns] = $1 }
+        { value[rows, $1] = $2 }
         END {
             printf "const CONSTANTS = \""
             for (k = 1; k <= columns; k++) printf "%s%s", (k > 1 ? " " : ""), names[k]
             print "\".split(\" \");\nconst CLUSTERS = {"
             for (i = 1; i <= rows; i++) {
                 printf "    \"%s\": [", clusters[i]
-                for (k = 1; k <= columns; k++) printf "%s,", value[clusters[i], names[k]]
+                for (k = 1; k <= columns; k++) printf "%s,", value[i, names[k]]
                 print "],"
             }
             print "};"

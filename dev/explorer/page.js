@@ -46,9 +46,10 @@ const LAYOUTS = {
     "llama-3.1-405b": [8, 8, 18, 1, 1, 256], "nemotron-4-15b": [8, 8, 1, 1, 1, 128],
     "nemotron-4-340b": [8, 8, 12, 1, 1, 256],
 };
-for (const [name, row] of Object.entries(CLUSTERS))  // what a cluster's file does not have is a hole in its row
-    CLUSTERS[name] = Object.fromEntries(CONSTANTS.map((constant, i) => [constant, row[i]]).filter(([, x]) =>
-        x !== undefined));
+for (const [name, row] of Object.entries(CLUSTERS)) {  // a row has holes for absent constants
+    const pairs = CONSTANTS.map((constant, i) => [constant, row[i]]);
+    CLUSTERS[name] = Object.fromEntries(pairs.filter(([, x]) => x !== undefined));
+}
 for (const [alias, name] of [["d12", "gpt2"], ["d24", "gpt2-medium"], ["d36", "gpt2-large"], ["d48", "gpt2-xl"]])
     LAYOUTS[alias] = LAYOUTS[name];
 
@@ -102,9 +103,11 @@ const ask = lane(), askAside = lane(), askWhatIf = lane(), askTime = lane(), ask
 const state = structuredClone(DEFAULTS);  // what is drawn; fields may hold something else, which was refused
 const section = panel => $("panel-" + panel);
 const fields = panel => [...section(panel).querySelectorAll("form [name]")];
-// Blanks around a value are none of it.
-const valueOf = field => field.type === "checkbox" ? (field.checked ? "1" : "0")
-                                                   : field.type === "textarea" ? field.value : field.value.trim();
+// The value of a field, without blanks around it.
+function valueOf(field) {
+    if (field.type === "checkbox") return field.checked ? "1" : "0";
+    return field.type === "textarea" ? field.value : field.value.trim();
+}
 
 function mark(field, bad) {
     field.classList.toggle("bad", bad);
@@ -133,7 +136,8 @@ function showFields(panel, values) {
         label.classList.toggle("hidden", values.kind !== "zb-auto");
     if (!list) listed = values.kind;
     const name = form.querySelector(`option[value="${listed}"]`);
-    $("write").textContent = list ? `back to ${name ? name.text : listed}` : "write this schedule as a list";
+    $("write").textContent = list ? `back to ${name ? name.text : listed}`
+                                  : "write this schedule as a list";
 }
 let listed = "1f1b";  // the schedule from which a list was made
 
@@ -142,12 +146,14 @@ let panel = "schedules", timeShown = null, roundShown = 0, rankShown = 0;
 // The values that an address need not name: a model's name stands for its layout.
 function usualOf(at, values) {
     const usual = {...DEFAULTS[at]};
-    if (at === "layout" && values.model !== usual.model) takeModel(Object.assign(usual, {model: values.model}));
+    if (at === "layout" && values.model !== usual.model)
+        takeModel(Object.assign(usual, {model: values.model}));
     return usual;
 }
 
 function differing(at, values) {
-    const usual = usualOf(at, values), named = at === "layout" && values.model !== DEFAULTS.layout.model;
+    const usual = usualOf(at, values);
+    const named = at === "layout" && values.model !== DEFAULTS.layout.model;
     return new URLSearchParams(Object.entries(values).filter(([name, value]) =>
         name === "model" ? named : value !== usual[name] && (name !== "list" || values.kind === "list")));
 }
@@ -164,8 +170,8 @@ function address() {
     return "#" + panel + (text ? "?" + text : "");
 }
 
-// Puts into the address what is shown. step: as an entry of its own in the history, which undo leaves. An entry's state
-// is the number of such steps before it.
+// Puts into the address what is shown. step: as an entry of its own in the history, which undo
+// leaves. An entry's state is the number of such steps before it.
 function keepAddress(step) {
     const now = address(), at = tourStep === null || tourLeft ? panel : "tour";
     document.querySelector(`nav a[data-panel=${at}]`).href = now;  // the way back as it is
@@ -187,7 +193,7 @@ function number(values, field, what, least, most, whole) {
     const text = values[field], x = Number(text);
     const plain = whole ? /^[0-9]+$/ : /^[0-9]*\.?[0-9]+(e-?[0-9]+)?$/;
     if (!plain.test(text.trim()))
-        throw new Refusal(field, `${what}: ${whole ? "a whole number" : "a number"}, not '${text}'`);
+        throw new Refusal(field, `${what}: a ${whole ? "whole " : ""}number, not '${text}'`);
     if (x < least || x > most)
         throw new Refusal(field, `${what}: ${text} must lie between ${least} and ${most}`);
     return x;
@@ -225,9 +231,9 @@ function inFields(sentence) {
 
 // The name of the field that a trainer's sentence is about, or undefined.
 function fieldOfFlag(sentence) {
-    const flags = panel === "layout" ? Object.fromEntries(Object.entries(SWITCHES).map(([f, flag]) => [flag, f]))
-        : {virtual: "v", pipeline: "p", "global-batch": "m", "max-in-flight": "limit", schedule: "kind"};
-    return Object.keys(flags).filter(flag => sentence.includes("--" + flag)).map(flag => flags[flag])[0];
+    const flags = panel === "layout" ? SWITCHES : {v: "virtual", p: "pipeline", m: "global-batch",
+                                                   limit: "max-in-flight", kind: "schedule"};
+    return Object.keys(flags).find(field => sentence.includes("--" + flags[field]));
 }
 
 // Shows a sentence, or none. What is drawn is dim while it is not what the fields say.
@@ -272,7 +278,7 @@ async function changed(field) {
     if (panel === "schedules" && field && field.name === "kind") suitChunks(values);
     if (panel === "layout" && field && field.name === "model") takeModel(values);
     else if (panel === "layout" && field && MODEL_FIELDS.includes(field.name) && !LLAMAS[values.model])
-        values.model = sameSizes(values, lastModel) ? lastModel : "";  // a Llama is more than these sizes
+        values.model = sameSizes(values, lastModel) ? lastModel : "";  // a Llama is more than sizes
     if (panel === "layout" && values.schedule !== "zb-auto") values.limit = "";
     showFields(panel, values);
     timeShown = null;
@@ -294,7 +300,9 @@ function take(at, values) {
     return attempt(values, true);
 }
 
-const sameSizes = (values, model) => MODEL_FIELDS.every((field, i) => values[field] === String(MODELS[model][i]));
+function sameSizes(values, model) {
+    return MODEL_FIELDS.every((field, i) => values[field] === String(MODELS[model][i]));
+}
 
 // Only the interleaved schedule has chunks, and only zb-auto a limit: choosing another one changes them as well.
 function suitChunks(values) {
@@ -316,7 +324,8 @@ function takeModel(values) {
 // Opens what an address says. Names that no field has are passed over.
 async function open(hash) {
     const [name, query] = hash.replace(/^#/, "").split("?"), wanted = new URLSearchParams(query || "");
-    if (name === "tour") return openTour(Math.floor(Number(wanted.get("step"))) || 1, wanted.get("guess"));
+    if (name === "tour")
+        return openTour(Math.floor(Number(wanted.get("step"))) || 1, wanted.get("guess"));
     closeTour();
     return show(name, wanted);
 }

@@ -64,7 +64,8 @@ function drawContext() {
         const y = 22 + 24 * rank, work = r.work[k][rank];
         g.fillStyle = rankColor(rank, c);
         g.fillRect(left, y, unit * work, 14);
-        label(g, `rank ${rank}: ${plural(work, "pair")}`, left + 4, y + 7, {color: work ? COLORS.ink : COLORS.muted});
+        label(g, `rank ${rank}: ${plural(work, "pair")}`, left + 4, y + 7,
+              {color: work ? COLORS.ink : COLORS.muted});
     }
     $("ringnote").textContent = k === 0
         ? `Step 1 of ${c}: every rank attends from its own queries (down) to its own keys (across), causally.`

@@ -124,7 +124,10 @@ $("copy").onclick = async () => {
 };
 $("write").onclick = async () => {
     const now = state.schedules, values = {...now, kind: listed};
-    if (now.kind !== "list") Object.assign(values, {kind: "list", list: await askAside("list", question(now))});
+    if (now.kind !== "list") {
+        values.kind = "list";
+        values.list = await askAside("list", question(now));
+    }
     take("schedules", values);
 };
 $("zoom").onclick = () => {
@@ -132,9 +135,11 @@ $("zoom").onclick = () => {
     $("zoom").textContent = `zoom ${zoom}x`;
     drawSchedule();
 };
-const rolls = ["pinned", "timeline", "flight"].map(id => $(id).parentElement);  // with one axis of time
+const rolls = ["pinned", "timeline", "flight"].map(id => $(id).parentElement);  // one axis of time
 for (const roll of rolls)
-    roll.addEventListener("scroll", () => { for (const other of rolls) other.scrollLeft = roll.scrollLeft; });
+    roll.addEventListener("scroll", () => {
+        for (const other of rolls) other.scrollLeft = roll.scrollLeft;
+    });
 $("undo").onclick = () => history.back();
 $("copylink").onclick = async () => {
     try {

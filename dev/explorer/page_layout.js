@@ -33,7 +33,8 @@ function layoutQuestion(values) {
     const t = size("tensor"), d = size("data"), p = size("pipeline"), cluster = CLUSTERS[values.cluster];
     if (t * d * p > MOST_RANKS)
         throw new Error(`${t * d * p} ranks are more than this page draws: ${MOST_RANKS} are the most`);
-    const node = values.node === "" ? cluster.gpus_per_node : number(values, "node", "GPUs a node", 1, 1e6, true);
+    const node = values.node === "" ? cluster.gpus_per_node
+                                    : number(values, "node", "GPUs a node", 1, 1e6, true);
     return {line: (flagsOf(values) + " --dry-run").trim(), t, d, p, node, trainer: trainerOf(values),
             precision: values.precision, rank: rankShown < t * d * p ? rankShown : 0};
 }
@@ -304,8 +305,9 @@ function drawBytes() {
               {color: total > r.memory ? COLORS.orange : COLORS.text, bold: total > r.memory});
     });
     if (small) {
-        label(g, `a GPU has ${bytesText(r.memory)}, ${(r.memory / fullest).toFixed(1)} times the longest bar`,
-              MARGIN.left, MARGIN.top + 6, {color: COLORS.muted});
+        const times = (r.memory / fullest).toFixed(1);
+        label(g, `a GPU has ${bytesText(r.memory)}, ${times} times the longest bar`, MARGIN.left,
+              MARGIN.top + 6, {color: COLORS.muted});
     } else {
         g.fillStyle = COLORS.orange;
         g.fillRect(limit, top - 4, 2, r.p * row + 4);

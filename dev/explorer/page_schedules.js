@@ -28,7 +28,8 @@ function question(values) {
     const size = (what, name, most) => list ? 1 : number(values, name, what, 1, most, true);
     const q = {kind, p: size("stages", "p", 1024), m: size("micro-batches", "m", 65536), v: size("chunks", "v", 1024),
                cost: ["F", "B", "W"].map(name => number(values, name, "the time " + name, 0, 1e6))};
-    if (kind === 4 && q.cost[0] === 0) throw new Refusal("F", "zb-auto needs a forward F that takes some time");
+    if (kind === 4 && q.cost[0] === 0)
+        throw new Refusal("F", "zb-auto needs a forward F that takes some time");
     if (q.cost[0] + q.cost[1] + q.cost[2] === 0)
         throw new Refusal("F", "one of F, B and W must take some time");
     q.transfer = number(values, "transfer", "the transfer", 0, 1e6);
@@ -117,12 +118,13 @@ function circle(r) {
 
 function showSchedule() {
     const r = shown, kinds = [["forward", "F forward"],
-                              ["backward", r.split ? "B backward, input half" : "B backward, both halves"]];
+                              ["backward", "B backward, " + (r.split ? "input half" : "both halves")]];
     if (r.split || (pinned && pinned.split)) kinds.push(["weight", "W backward, weight half"]);
     const entries = kinds.map(([name, text]) => [COLORS[name][0], text, "mark-" + name]);
     if (r.v > 1) entries.push([COLORS.forward[1], "lighter: higher chunks"]);
     if (Number(r.values.transfer) > 0) entries.push([COLORS.send, "send"], [COLORS.receive, "receive"]);
-    entries.push([null, r.hangs ? "idle" : "idle: fill, stall, drain, wait for the norm", "mark-idle"]);
+    entries.push([null, r.hangs ? "idle" : "idle: fill, stall, drain, wait for the norm",
+                  "mark-idle"]);
     if (r.hangs) entries.push([COLORS.orange, "arrows: waits for that stage, for ever"]);
     legend("kinds", entries);
     const rows = [["Sizes", `${plural(r.p, "stage")}, ${plural(r.m, "micro-batch")}, ` +
@@ -145,9 +147,11 @@ function showSchedule() {
     if (r.values.follow !== "") rows.push(...wayOf(r, Number(r.values.follow)));
     facts("facts", rows);
     const ring = circle(r), order = ring.concat(r.stuck.map((_, s) => s).filter(s => !ring.includes(s)));
-    const waits = order.filter(s => r.hangs && r.stuck[s].type >= 0).slice(0, 12).map(s => stuckSentence(r, s));
+    const stuck = order.filter(s => r.hangs && r.stuck[s].type >= 0);
+    const waits = stuck.slice(0, 12).map(s => stuckSentence(r, s));
     if (r.hangs && ring.length > 1)
-        waits.unshift(`Stages ${ring.join(" and ")} wait for each other in a circle, so that none of them goes on.`);
+        waits.unshift(`Stages ${ring.join(" and ")} wait for each other in a circle, so that ` +
+                      "none of them goes on.");
     $("stuck").replaceChildren(...waits.map(sentence => {
         const li = document.createElement("li");
         li.textContent = sentence;
@@ -279,7 +283,8 @@ function labelStages(g, count, row, height, top) {
 
 function drawTimeline(canvas, r, now, end) {
     const lanes = Number(r.values.transfer) > 0 && r.p <= MOST_LANES, row = rowHeight(r.p);
-    const gap = row > 12 ? 3 : row > 7 ? 1 : 0, box = row - gap - (lanes ? 6 : 0), width = axisRoom();
+    const gap = row > 12 ? 3 : row > 7 ? 1 : 0, box = row - gap - (lanes ? 6 : 0);
+    const width = axisRoom();
     const g = paper(canvas, width, MARGIN.top + r.p * row + 22);
     const scale = (width - MARGIN.left - MARGIN.right) / end, x = t => MARGIN.left + t * scale;
     const shades = STEPS.map(name => Array.from({length: r.v}, (_, c) =>
@@ -320,17 +325,18 @@ function drawTimeline(canvas, r, now, end) {
     drawAxis(g, end, scale, MARGIN.top + r.p * row);
 }
 
-// For each kind the size of its labels and their letter, which all boxes of a kind have if there is room in the shortest;
-// size 0: there is no room for a number.
+// Returns the size of the labels of each kind, and their letter if the shortest box has room for
+// it. size 0: there is no room for a number.
 function labelsOf(r, scale, height) {
     const least = [Infinity, Infinity, Infinity], digits = String(r.m - 1).length;
     for (let i = 0; i < r.count; i++) {
         const kind = r.marks[8 * i + 4];
-        if (kind < 3) least[kind] = Math.min(least[kind], scale * (r.times[4 * i + 1] - r.times[4 * i]));
+        const wide = scale * (r.times[4 * i + 1] - r.times[4 * i]);
+        if (kind < 3) least[kind] = Math.min(least[kind], wide);
     }
     return least.map((wide, kind) => {
-        const sizeOf = count => Math.min(13, height - 3, (wide - 2) / (0.57 * count)), long = sizeOf(digits + 1);
-        const size = long >= 9 ? long : sizeOf(digits);
+        const sizeOf = count => Math.min(13, height - 3, (wide - 2) / (0.57 * count));
+        const long = sizeOf(digits + 1), size = long >= 9 ? long : sizeOf(digits);
         return {letter: long >= 9 ? "FBW"[kind] : "", size: size >= 7 ? size : 0};
     });
 }
@@ -367,7 +373,8 @@ function drawRow(g, r, s, y, height, x, now, shades, lanes, follow, labels) {
         for (let dash = a + 1; kind === 2 && dash < a + wide - 2; dash += 5) g.fillRect(dash, y + height - 3, 2.5, 1.5);
         const {letter, size} = labels[kind], text = letter + micro;
         if (size && b - a >= 0.57 * size * text.length)
-            label(g, text, (a + b - 1) / 2, y + (height - 1) / 2, {size, color: ink, align: "center"});
+            label(g, text, (a + b - 1) / 2, y + (height - 1) / 2,
+                  {size, color: ink, align: "center"});
     }
     g.globalAlpha = 1;
 }
@@ -467,7 +474,8 @@ function drawPixels(g, most, columns, base, height, unit) {
 // Micro-batches and chunks whose activations a stage holds: from the start of a forward to the end of the last step
 // that reads them.
 function drawFlight(r, now, end) {
-    const peak = Math.max(1, ...r.flight), row = Math.max(6, Math.min(30, Math.floor(420 / r.p))), width = axisRoom();
+    const peak = Math.max(1, ...r.flight), row = Math.max(6, Math.min(30, Math.floor(420 / r.p)));
+    const width = axisRoom();
     const g = paper($("flight"), width, MARGIN.top + r.p * row + 4), last = r.split ? 2 : 1;
     const scale = (width - MARGIN.left - MARGIN.right) / end, every = Math.ceil(13 / row);
     for (let s = 0; s < r.p; s++) {
