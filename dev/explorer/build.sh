@@ -69,14 +69,26 @@ names() { sed -n "/define $1/,/[^\\\\]\$/p" "$2" | grep -oE '"[^"]+"' | tr -d '"
         awk '{ print $2, $4, $3, $8 < 8192 ? $8 : 8192, $7 }' | models "$(names LLAMA_NAMES llmc/llama.h)"
     echo '};'
     echo 'Object.assign(MODELS, LLAMAS);'
-    echo 'const CLUSTERS = {'
+    # Most clusters have the same constants: their names once, then a row for each cluster.
     for file in dev/clusters/*.json; do
         ! grep -q '"ethernet"' "$file" || continue  # the panel has nodes of one kind
-        echo "    \"$(basename "$file" .json)\": {"
-        sed -nE 's/^ *"([a-z0-9_]*)": \{"value": ([^,]*), .*/        \1: \2,/p' "$file"
-        echo '    },'
-    done
-    echo '};'
+        echo "cluster $(basename "$file" .json)"
+        sed -nE 's/^ *"([a-z0-9_]*)": \{"value": ([^,]*), .*/\1 \2/p' "$file"
+    done | awk '
+        $1 == "cluster" { clusters[++rows] = $2; next }
+        !($1 in known) { known[$1]; names[++columns] = $1 }
+        { value[rows, $1] = $2 }
+        END {
+            printf "const CONSTANTS = \""
+            for (k = 1; k <= columns; k++) printf "%s%s", (k > 1 ? " " : ""), names[k]
+            print "\".split(\" \");\nconst CLUSTERS = {"
+            for (i = 1; i <= rows; i++) {
+                printf "    \"%s\": [", clusters[i]
+                for (k = 1; k <= columns; k++) printf "%s,", value[i, names[k]]
+                print "],"
+            }
+            print "};"
+        }'
     echo 'const LINES = {'
     for file in train_gpt_tp.cu train_gpt_pp.cu train_gpt_3d.cu dev/lessons/train_zero_bubble.cu dev/lessons/train_llama.cu; do
         echo "    \"$file\": {"

@@ -46,6 +46,10 @@ const LAYOUTS = {
     "llama-3.1-405b": [8, 8, 18, 1, 1, 256], "nemotron-4-15b": [8, 8, 1, 1, 1, 128],
     "nemotron-4-340b": [8, 8, 12, 1, 1, 256],
 };
+for (const [name, row] of Object.entries(CLUSTERS)) {  // a row has holes for absent constants
+    const pairs = CONSTANTS.map((constant, i) => [constant, row[i]]);
+    CLUSTERS[name] = Object.fromEntries(pairs.filter(([, x]) => x !== undefined));
+}
 for (const [alias, name] of [["d12", "gpt2"], ["d24", "gpt2-medium"], ["d36", "gpt2-large"], ["d48", "gpt2-xl"]])
     LAYOUTS[alias] = LAYOUTS[name];
 
@@ -99,7 +103,11 @@ const ask = lane(), askAside = lane(), askWhatIf = lane(), askTime = lane(), ask
 const state = structuredClone(DEFAULTS);  // what is drawn; fields may hold something else, which was refused
 const section = panel => $("panel-" + panel);
 const fields = panel => [...section(panel).querySelectorAll("form [name]")];
-const valueOf = field => field.type === "checkbox" ? (field.checked ? "1" : "0") : field.value;
+// The value of a field, without blanks around it.
+function valueOf(field) {
+    if (field.type === "checkbox") return field.checked ? "1" : "0";
+    return field.type === "textarea" ? field.value : field.value.trim();
+}
 
 function mark(field, bad) {
     field.classList.toggle("bad", bad);
@@ -109,8 +117,11 @@ function mark(field, bad) {
 function fillFields(panel, values) {
     for (const field of fields(panel)) {
         if (field.type === "checkbox") field.checked = values[field.name] === "1";
-        else if (field.value !== values[field.name]) field.value = values[field.name];
+        else if (valueOf(field) !== values[field.name]) field.value = values[field.name];
         mark(field, false);
+        // A field that a narrow screen leaves out is shown once it is not as usual.
+        if (field.closest(".less") && values[field.name] !== usualOf(panel, values)[field.name])
+            field.form.classList.add("all");
     }
     showFields(panel, values);
 }
@@ -119,24 +130,36 @@ function showFields(panel, values) {
     if (panel === "layout") $("limit").classList.toggle("hidden", values.schedule !== "zb-auto");
     if (panel !== "schedules") return;
     const list = values.kind === "list", form = section(panel).querySelector("form");
-    for (const label of form.querySelectorAll(".list")) label.classList.toggle("hidden", !list);
-    for (const label of form.querySelectorAll(".sized")) label.classList.toggle("hidden", list);
-    for (const label of form.querySelectorAll(".auto")) label.classList.toggle("hidden", values.kind !== "zb-auto");
-    $("write").classList.toggle("hidden", list);
+    section(panel).querySelector(".list").classList.toggle("hidden", !list);
+    for (const label of form.querySelectorAll(".sized")) label.classList.toggle("away", list);
+    for (const label of form.querySelectorAll(".auto"))
+        label.classList.toggle("hidden", values.kind !== "zb-auto");
+    if (!list) listed = values.kind;
+    const name = form.querySelector(`option[value="${listed}"]`);
+    $("write").textContent = list ? `back to ${name ? name.text : listed}`
+                                  : "write this schedule as a list";
 }
+let listed = "1f1b";  // the schedule from which a list was made
 
 let panel = "schedules", timeShown = null, roundShown = 0, rankShown = 0;
 
-// The values that an address must name: another model's name stands for its layout.
+// The values that an address need not name: a model's name stands for its layout.
+function usualOf(at, values) {
+    const usual = {...DEFAULTS[at]};
+    if (at === "layout" && values.model !== usual.model)
+        takeModel(Object.assign(usual, {model: values.model}));
+    return usual;
+}
+
 function differing(at, values) {
-    const usual = {...DEFAULTS[at]}, named = at === "layout" && values.model !== usual.model;
-    if (named) takeModel(Object.assign(usual, {model: values.model}));
+    const usual = usualOf(at, values);
+    const named = at === "layout" && values.model !== DEFAULTS.layout.model;
     return new URLSearchParams(Object.entries(values).filter(([name, value]) =>
         name === "model" ? named : value !== usual[name] && (name !== "list" || values.kind === "list")));
 }
 
 function address() {
-    if (tourStep !== null && !tourLeft) return "#tour?step=" + (tourStep + 1);
+    if (tourStep !== null && !tourLeft) return tourAddress();
     const query = differing(panel, state[panel]);
     if (panel === "schedules" && timeShown !== null) query.set("time", String(timeShown));
     if (panel === "schedules" && pinned) query.set("pin", differing("schedules", pinned.values).toString() || "1");
@@ -147,17 +170,32 @@ function address() {
     return "#" + panel + (text ? "?" + text : "");
 }
 
-function keepAddress() {
-    const now = address();
-    if (tourStep === null) document.querySelector(`nav a[data-panel=${panel}]`).href = now;  // the way back as it is
-    if (location.hash !== now) history.replaceState(null, "", now);
+// Puts into the address what is shown. step: as an entry of its own in the history, which undo
+// leaves. An entry's state is the number of such steps before it.
+function keepAddress(step) {
+    const now = address(), at = tourStep === null || tourLeft ? panel : "tour";
+    document.querySelector(`nav a[data-panel=${at}]`).href = now;  // the way back as it is
+    if (location.hash !== now && step) history.pushState((history.state || 0) + 1, "", now);
+    else if (location.hash !== now) history.replaceState(history.state, "", now);
+    $("undo").disabled = !history.state;
 }
 
-// A number in a field, or an exception with the sentence.
-function number(what, text, least, most, whole) {
-    const x = Number(text), plain = whole ? /^[0-9]+$/ : /^[0-9]*\.?[0-9]+(e-?[0-9]+)?$/;
-    if (!plain.test(text.trim())) throw new Error(`${what}: ${whole ? "a whole number" : "a number"}, not '${text}'`);
-    if (x < least || x > most) throw new Error(`${what}: ${text} must lie between ${least} and ${most}`);
+// A sentence about the value of a field.
+class Refusal extends Error {
+    constructor(field, sentence) {
+        super(sentence);
+        this.field = field;
+    }
+}
+
+// The number in a field, which is called `what`, or a Refusal.
+function number(values, field, what, least, most, whole) {
+    const text = values[field], x = Number(text);
+    const plain = whole ? /^[0-9]+$/ : /^[0-9]*\.?[0-9]+(e-?[0-9]+)?$/;
+    if (!plain.test(text.trim()))
+        throw new Refusal(field, `${what}: a ${whole ? "whole " : ""}number, not '${text}'`);
+    if (x < least || x > most)
+        throw new Refusal(field, `${what}: ${text} must lie between ${least} and ${most}`);
     return x;
 }
 
@@ -173,11 +211,13 @@ function distance(a, b) {
     return row[b.length];
 }
 
-// Refuses a word that is not in the list, with the nearest one.
-function choose(what, word, list) {
+// Refuses a word that is not in the list, with the nearest one if one is near.
+function choose(values, field, what, list) {
+    const word = values[field], far = a => distance(word.toLowerCase(), a);
     if (list.includes(word)) return;
-    const near = [...list].sort((a, b) => distance(word.toLowerCase(), a) - distance(word.toLowerCase(), b))[0];
-    throw new Error(`there is no ${what} '${word}'; did you mean ${near}? There are ${list.join(", ")}`);
+    const near = [...list].sort((a, b) => far(a) - far(b))[0];
+    throw new Refusal(field, `there is no ${what} '${word}'` + (far(near) < word.length
+        ? `; did you mean ${near}` : "") + `? There are ${list.join(", ")}`);
 }
 
 // A trainer's sentence names flags; this panel has fields.
@@ -189,6 +229,13 @@ function inFields(sentence) {
     return sentence + named.map(flag => ` (--${flag} is the field "${FLAG_FIELDS[flag]}")`).join("");
 }
 
+// The name of the field that a trainer's sentence is about, or undefined.
+function fieldOfFlag(sentence) {
+    const flags = panel === "layout" ? SWITCHES : {v: "virtual", p: "pipeline", m: "global-batch",
+                                                   limit: "max-in-flight", kind: "schedule"};
+    return Object.keys(flags).find(field => sentence.includes("--" + flags[field]));
+}
+
 // Shows a sentence, or none. What is drawn is dim while it is not what the fields say.
 function refuse(sentence) {
     $("refusal").textContent = inFields(sentence);
@@ -198,14 +245,17 @@ function refuse(sentence) {
 
 // Tries the values of the fields. A refusal changes the sentence and nothing else.
 let turn = 0;
-async function attempt(values) {
+async function attempt(values, step) {
     const mine = ++turn, at = panel, begin = performance.now();
     const slow = setTimeout(() => { $("working").hidden = false; }, 150);
     let done;
     try {
         done = await ({schedules: runSchedule, layout: runLayout, collectives: runRing})[at](values);
     } catch (e) {
-        if (mine === turn) refuse(e.message), $("numbers").textContent = JSON.stringify({refused: e.message});
+        if (mine !== turn) return false;
+        refuse(e.message);
+        wrongField = e.field || fieldOfFlag(e.message);
+        $("numbers").textContent = JSON.stringify({refused: e.message});
         return false;
     } finally {
         clearTimeout(slow);
@@ -214,8 +264,10 @@ async function attempt(values) {
     if (mine !== turn || at !== panel) return false;
     refuse("");
     state[at] = values;
+    if (at === "layout" && values.model) lastModel = values.model;
+    keepAddress(step);
     done();
-    keepAddress();
+    keepAddress();  // a stage or rank that is no more is gone from it
     $("numbers").dataset.ms = String(performance.now() - begin);
     return true;
 }
@@ -226,15 +278,30 @@ async function changed(field) {
     if (panel === "schedules" && field && field.name === "kind") suitChunks(values);
     if (panel === "layout" && field && field.name === "model") takeModel(values);
     else if (panel === "layout" && field && MODEL_FIELDS.includes(field.name) && !LLAMAS[values.model])
-        values.model = "";  // a Llama is more than these sizes
+        values.model = sameSizes(values, lastModel) ? lastModel : "";  // a Llama is more than sizes
     if (panel === "layout" && values.schedule !== "zb-auto") values.limit = "";
     showFields(panel, values);
     timeShown = null;
-    tourLeft = true;
+    leaveTour();
     if (panel === "collectives") roundShown = 0;
-    const ok = await attempt(values);
-    for (const f of fields(panel)) mark(f, !ok && f === field);
+    const ok = await attempt(values, field !== lastChanged);  // letters of one field are one step
+    if (ok) lastChanged = field;
+    const named = !ok && fields(panel).find(f => f.name === wrongField), wrong = named || field;
+    for (const f of fields(panel)) mark(f, !ok && f === wrong);
     if (ok) fillFields(panel, values);
+}
+let lastChanged = null, wrongField = null, lastModel = DEFAULTS.layout.model;
+
+// Shows these values, which no field was given: a step that undo takes back.
+function take(at, values) {
+    leaveTour();
+    lastChanged = null;
+    fillFields(at, values);
+    return attempt(values, true);
+}
+
+function sameSizes(values, model) {
+    return MODEL_FIELDS.every((field, i) => values[field] === String(MODELS[model][i]));
 }
 
 // Only the interleaved schedule has chunks, and only zb-auto a limit: choosing another one changes them as well.
@@ -257,7 +324,8 @@ function takeModel(values) {
 // Opens what an address says. Names that no field has are passed over.
 async function open(hash) {
     const [name, query] = hash.replace(/^#/, "").split("?"), wanted = new URLSearchParams(query || "");
-    if (name === "tour") return openTour(Math.floor(Number(wanted.get("step"))) || 1);
+    if (name === "tour")
+        return openTour(Math.floor(Number(wanted.get("step"))) || 1, wanted.get("guess"));
     closeTour();
     return show(name, wanted);
 }
@@ -265,12 +333,15 @@ async function open(hash) {
 let shows = 0;
 async function show(name, wanted) {
     const mine = ++shows;
+    lastChanged = null;
     panel = PANELS.includes(name) ? name : "schedules";
     for (const p of PANELS) section(p).hidden = p !== panel;
     for (const link of document.querySelectorAll("nav a")) {
         if (link.dataset.panel === (tourStep === null ? panel : "tour")) link.setAttribute("aria-current", "page");
         else link.removeAttribute("aria-current");
     }
+    for (const text of $("what").querySelectorAll("[data-for]"))
+        text.classList.toggle("now", text.dataset.for === (tourStep === null ? panel : "tour"));
     const values = {...DEFAULTS[panel]};
     const take = () => { for (const [key, value] of wanted) if (Object.hasOwn(values, key)) values[key] = value; };
     take();

@@ -3,10 +3,10 @@
 let ringShown = null;
 
 async function runRing(values) {
-    choose("collective", values.op, [...OPS.slice(0, 3), ...CONTEXT_OPS]);
+    choose(values, "op", "collective", [...OPS.slice(0, 3), ...CONTEXT_OPS]);
     if (CONTEXT_OPS.includes(values.op)) return runContext(values);
-    const op = OPS.indexOf(values.op), n = number("ranks", values.n, 2, 16, true);
-    const size = number("MiB of the buffer", values.size, 0.001, 1e6), width = 4;
+    const op = OPS.indexOf(values.op), n = number(values, "n", "ranks", 2, 16, true);
+    const size = number(values, "size", "MiB of the buffer", 0.001, 1e6), width = 4;
     const count = Math.max(1, Math.round(size * 2 ** 20 / width / n)) * n;
     const r = await ask("ring", {op, n, count, width});
     Object.assign(r, {op: values.op, n, bytes: count * width, set: (k, rank, i) => r.sets[k * 256 + rank * 16 + i],

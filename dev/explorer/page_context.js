@@ -3,7 +3,8 @@
 const CONTEXT_OPS = ["zigzag attention", "contiguous attention"], CHUNKS = 32;  // of a row of the C's cells
 
 async function runContext(values) {
-    const n = number("ranks", values.n, 2, 16, true), size = number("MiB of the buffer", values.size, 0.001, 1e6);
+    const n = number(values, "n", "ranks", 2, 16, true);
+    const size = number(values, "size", "MiB of the buffer", 0.001, 1e6);
     const {work, ranks} = await ask("context", {n, zigzag: Number(values.op === CONTEXT_OPS[0])});
     const slowest = work.map(step => Math.max(...step)), sum = list => list.reduce((a, b) => a + b, 0);
     const r = {op: values.op, n, rounds: n - 1, work, bytes: size * 2 ** 20, slowest: sum(slowest),
@@ -55,11 +56,16 @@ function drawContext() {
         }
     }
     label(g, "work in this step", left, 10, {color: COLORS.muted});
+    if (size > 150) {  // in the empty half: queries attend to no later keys
+        label(g, "keys of chunk 0, 1, ... \u2192", size, 12, {color: COLORS.muted, align: "right"});
+        label(g, "queries \u2193", size, 30, {color: COLORS.muted, align: "right"});
+    }
     for (let rank = 0; rank < c; rank++) {
         const y = 22 + 24 * rank, work = r.work[k][rank];
         g.fillStyle = rankColor(rank, c);
         g.fillRect(left, y, unit * work, 14);
-        label(g, `${rank}: ${work}`, left + 4, y + 7, {color: work ? COLORS.ink : COLORS.muted});
+        label(g, `rank ${rank}: ${plural(work, "pair")}`, left + 4, y + 7,
+              {color: work ? COLORS.ink : COLORS.muted});
     }
     $("ringnote").textContent = k === 0
         ? `Step 1 of ${c}: every rank attends from its own queries (down) to its own keys (across), causally.`

@@ -33,8 +33,11 @@ function inBox(canvas, r, event) {
 
 for (const name of Object.keys(MODELS)) section("layout").querySelector("[name=model]").append(new Option(name, name));
 section("layout").querySelector("[name=model]").prepend(new Option("sizes of your own", ""));
-for (const name of Object.keys(CLUSTERS))
-    section("layout").querySelector("[name=cluster]").append(new Option(name, name));
+for (const [name, {gpus_per_node, memory}] of Object.entries(CLUSTERS)) {
+    const option = new Option(name, name);
+    option.title = `${gpus_per_node} GPUs a node, of ${memory / 1e9} GB`;
+    section("layout").querySelector("[name=cluster]").append(option);
+}
 
 for (const form of document.querySelectorAll("form")) {
     form.addEventListener("submit", event => event.preventDefault());
@@ -75,15 +78,13 @@ for (const [id, which] of [["timeline", () => shown], ["pinned", beside]]) {
 function follow(micro) {
     const values = {...state.schedules, follow: micro === null || String(micro) === state.schedules.follow ? ""
                                                                                                      : String(micro)};
-    tourLeft = tourLeft || tourStep !== null;
-    fillFields("schedules", values);
-    return attempt(values);
+    return take("schedules", values);
 }
 $("pin").onclick = () => {
     pinned = pinned ? null : shown;
-    tourLeft = true;
+    leaveTour();
     showSchedule();
-    keepAddress();
+    keepAddress(true);
 };
 $("timeline").onkeydown = event => {
     const act = {ArrowLeft: () => moveTime(-1), ArrowRight: () => moveTime(1), " ": play,
@@ -122,15 +123,41 @@ $("copy").onclick = async () => {
     setTimeout(() => { $("copied").textContent = ""; }, 3000);
 };
 $("write").onclick = async () => {
-    const values = {...state.schedules, kind: "list", list: await askAside("list", question(state.schedules))};
-    tourLeft = true;
-    fillFields("schedules", values);
-    attempt(values);
+    const now = state.schedules, values = {...now, kind: listed};
+    if (now.kind !== "list") {
+        values.kind = "list";
+        values.list = await askAside("list", question(now));
+    }
+    take("schedules", values);
 };
+$("zoom").onclick = () => {
+    zoom = zoom < 8 ? 2 * zoom : 1;
+    $("zoom").textContent = `zoom ${zoom}x`;
+    drawSchedule();
+};
+const rolls = ["pinned", "timeline", "flight"].map(id => $(id).parentElement);  // one axis of time
+for (const roll of rolls)
+    roll.addEventListener("scroll", () => {
+        for (const other of rolls) other.scrollLeft = roll.scrollLeft;
+    });
+$("undo").onclick = () => history.back();
+$("copylink").onclick = async () => {
+    try {
+        await navigator.clipboard.writeText(location.href);
+        $("copylink").textContent = "copied";
+    } catch (e) {  // a page that was opened as a file may not write to the clipboard
+        $("copylink").textContent = "copy the address";
+    }
+    setTimeout(() => { $("copylink").textContent = "copy link"; }, 3000);
+};
+for (const button of document.querySelectorAll(".more"))
+    button.onclick = () => button.closest("form").classList.add("all");
 darkTheme.addEventListener("change", () => {
     COLORS = THEMES[Number(darkTheme.matches)];
     redraw();
 });
 
 $("under").textContent = HINT;
+if (inClone) for (const a of document.querySelectorAll('a[href*=".md"]')) a.target = "_blank";
+drawFirst(location.hash);
 open(location.hash);

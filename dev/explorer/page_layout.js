@@ -33,17 +33,18 @@ function layoutQuestion(values) {
     const t = size("tensor"), d = size("data"), p = size("pipeline"), cluster = CLUSTERS[values.cluster];
     if (t * d * p > MOST_RANKS)
         throw new Error(`${t * d * p} ranks are more than this page draws: ${MOST_RANKS} are the most`);
-    const node = values.node === "" ? cluster.gpus_per_node : number("GPUs a node", values.node, 1, 1e6, true);
+    const node = values.node === "" ? cluster.gpus_per_node
+                                    : number(values, "node", "GPUs a node", 1, 1e6, true);
     return {line: (flagsOf(values) + " --dry-run").trim(), t, d, p, node, trainer: trainerOf(values),
             precision: values.precision, rank: rankShown < t * d * p ? rankShown : 0};
 }
 
 async function runLayout(values) {
-    choose("cluster", values.cluster, Object.keys(CLUSTERS));
-    choose("precision", values.precision, ["bf16", "fp32"]);
-    if (values.model !== "") choose("model", values.model, Object.keys(MODELS));
+    choose(values, "cluster", "cluster", Object.keys(CLUSTERS));
+    choose(values, "precision", "precision", ["bf16", "fp32"]);
+    if (values.model !== "") choose(values, "model", "model", Object.keys(MODELS));
     const memory = values.memory === "" ? CLUSTERS[values.cluster].memory
-                                        : 1e9 * number("GB of a GPU", values.memory, 0.1, 1e6);
+                                        : 1e9 * number(values, "memory", "GB of a GPU", 0.1, 1e6);
     const q = layoutQuestion(values), r = await ask("layout", q);
     Object.assign(r, {t: q.t, d: q.d, p: q.p, node: q.node, ranks: q.t * q.d * q.p, memory, values,
                       flags: flagsOf(values), question: q});
@@ -143,7 +144,7 @@ async function showWhatIf(r) {
             if (mine !== whatIf) return;
             other.ranks = r.ranks, other.reserve = r.reserve;
             const bytes = fullestOf(other), more = sentByRank(other) - sent, delta = bytes - now;
-            const signed = x => x === 0 ? "the same" : (x > 0 ? "+" : "\u2212") + bytesText(Math.abs(x));
+            const signed = x => x === 0 ? "the same" : (x > 0 ? "+" : "-") + bytesText(Math.abs(x));
             const verdict = r.values.precision === "bf16" ? await askWhatIf("beside", besideQuestion(r.values, values))
                                                           : bytes <= r.memory ? "fits" : "does not fit";
             if (mine !== whatIf) return;
@@ -157,7 +158,7 @@ async function showWhatIf(r) {
         const button = document.createElement("button");
         button.type = "button";
         button.textContent = name;
-        button.onclick = () => { tourLeft = true; fillFields("layout", values); attempt(values); };
+        button.onclick = () => take("layout", values);
         table.append(tableRow("td", [button, ...cells], names));
     }
     $("whatifdone").textContent = "Each line is the trainer's own plan of one change, and the planner's answer to " +
@@ -304,7 +305,8 @@ function drawBytes() {
               {color: total > r.memory ? COLORS.orange : COLORS.text, bold: total > r.memory});
     });
     if (small) {
-        label(g, `a GPU has ${bytesText(r.memory)}: ${(r.memory / fullest).toFixed(1)} times this scale`, MARGIN.left,
+        const times = (r.memory / fullest).toFixed(1);
+        label(g, `a GPU has ${bytesText(r.memory)}, ${times} times the longest bar`, MARGIN.left,
               MARGIN.top + 6, {color: COLORS.muted});
     } else {
         g.fillStyle = COLORS.orange;

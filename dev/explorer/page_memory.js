@@ -31,10 +31,8 @@ async function openStage(stage) {
     if (rest) rows.push(tableRow("td", ["", `${list.length - most} smaller ones`, bytesText(rest), ""], names));
     const links = document.createElement("span"), file = sourceOf(r.values);
     for (const name of ["layout", "layout_acts"]) {
-        const a = document.createElement("a");
-        a.href = sourceLink(file, name);
-        a.textContent = `${name} (line ${LINES[file][name]})`;
-        links.append(name === "layout" ? "" : " and ", a);
+        links.append(name === "layout" ? "" : " and ",
+                     sourceLink(`${name} (line ${LINES[file][name]})`, file, name));
     }
     $("buffersnote").replaceChildren(`Stage ${stage}: the largest buffers of its first rank, by their names in ` +
                                      `${file}, `, links, ". Those of one name are added up.");

@@ -11,7 +11,7 @@ function hover(text) {
     if (performance.now() - dropped > 1500) $("under").textContent = text || HINT;
 }
 
-const crowdedRow = (r, s) => (r.first[s + 1] - r.first[s]) * 3 > roomFor(360);
+const crowdedRow = (r, s) => (r.first[s + 1] - r.first[s]) * 3 > axisRoom();
 
 // The steps of a stage that ran: the places of its boxes that are no messages.
 function stepCount(r, s) {
@@ -53,9 +53,7 @@ async function sayProof() {
 // Moves the step in hand for good. What is refused leaves the list as it was.
 async function drop({s, i, to}) {
     const values = await withMoved({s, i, to}, askAside), what = stepText(shown, s, i), before = shown.makespan;
-    tourLeft = tourLeft || tourStep !== null;
-    fillFields("schedules", values);
-    if (await attempt(values)) {
+    if (await take("schedules", values)) {
         $("under").textContent = `Stage ${s}, ${what} at place ${to}: ${verdict(shown, before)}`;
         return true;
     }

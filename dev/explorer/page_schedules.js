@@ -16,22 +16,27 @@ function beside() {
     return drawnBeside;
 }
 
-const rowHeight = p => Math.max(6, Math.min(38, Math.floor((pinned ? 380 : 620) / p)));
+// Two pictures of a question have to stand on one screen.
+const rowHeight = p => Math.max(6, Math.min(pinned && tourStep !== null ? 28 : 38,
+                                            Math.floor((pinned ? 380 : 620) / p)));
 const MOST_LANES = 47;  // stages that have room for their messages: with one more, rows are 12 pixels high
 
 // What the C is asked for these values, or an exception with the sentence.
 function question(values) {
-    choose("schedule", values.kind, KINDS);
+    choose(values, "kind", "schedule", KINDS);
     const kind = KINDS.indexOf(values.kind), list = values.kind === "list";
-    const size = (what, name, most) => list ? 1 : number(what, values[name], 1, most, true);
+    const size = (what, name, most) => list ? 1 : number(values, name, what, 1, most, true);
     const q = {kind, p: size("stages", "p", 1024), m: size("micro-batches", "m", 65536), v: size("chunks", "v", 1024),
-               cost: ["F", "B", "W"].map(name => number("the time " + name, values[name], 0, 1e6))};
-    if (kind === 4 && q.cost[0] === 0) throw new Error("zb-auto needs a forward F that takes some time");
-    if (q.cost[0] + q.cost[1] + q.cost[2] === 0) throw new Error("one of F, B and W must take some time");
-    q.transfer = number("the transfer", values.transfer, 0, 1e6);
-    q.layers = values.layers === "" ? 0 : number("layers", values.layers, 1, 1e5, true);
-    q.limit = values.limit === "" || kind !== 4 ? 0 : number("in flight, at most", values.limit, 1, 1e6, true);
-    q.buffers = number("buffers", values.buffers, 1, 65536, true);
+               cost: ["F", "B", "W"].map(name => number(values, name, "the time " + name, 0, 1e6))};
+    if (kind === 4 && q.cost[0] === 0)
+        throw new Refusal("F", "zb-auto needs a forward F that takes some time");
+    if (q.cost[0] + q.cost[1] + q.cost[2] === 0)
+        throw new Refusal("F", "one of F, B and W must take some time");
+    q.transfer = number(values, "transfer", "the transfer", 0, 1e6);
+    q.layers = values.layers === "" ? 0 : number(values, "layers", "layers", 1, 1e5, true);
+    q.limit = values.limit === "" || kind !== 4
+        ? 0 : number(values, "limit", "in flight, at most", 1, 1e6, true);
+    q.buffers = number(values, "buffers", "buffers", 1, 65536, true);
     q.one = values.one === "1" ? 1 : 0;
     q.lanes = MOST_LANES;
     if (list) q.list = values.list;
@@ -48,11 +53,11 @@ function scheduleOf(r, values) {
 }
 
 async function runSchedule(values) {
-    const q = question(values), follow = values.follow === "" ? null : number("the micro-batch to follow",
-                                                                              values.follow, 0, 65535, true);
+    const q = question(values), what = "the micro-batch to follow";
+    const follow = values.follow === "" ? null : number(values, "follow", what, 0, 65535, true);
     const r = scheduleOf(await ask("schedule", q), values);
     if (follow !== null && follow >= r.m)
-        throw new Error(`the micro-batch to follow: ${follow} is not there; the last is ${r.m - 1}`);
+        throw new Refusal("follow", `${what}: ${follow} is not there; the last is ${r.m - 1}`);
     return () => {
         shown = r;
         if (hand && (hand.s >= r.p || hand.i >= stepCount(r, hand.s))) hand = null;
@@ -113,12 +118,14 @@ function circle(r) {
 
 function showSchedule() {
     const r = shown, kinds = [["forward", "F forward"],
-                              ["backward", r.split ? "B backward, input half" : "B backward"]];
+                              ["backward", "B backward, " + (r.split ? "input half" : "both halves")]];
     if (r.split || (pinned && pinned.split)) kinds.push(["weight", "W backward, weight half"]);
     const entries = kinds.map(([name, text]) => [COLORS[name][0], text, "mark-" + name]);
     if (r.v > 1) entries.push([COLORS.forward[1], "lighter: higher chunks"]);
     if (Number(r.values.transfer) > 0) entries.push([COLORS.send, "send"], [COLORS.receive, "receive"]);
-    entries.push([null, "idle: fill, stall, drain, wait for the norm", "mark-idle"]);
+    entries.push([null, r.hangs ? "idle" : "idle: fill, stall, drain, wait for the norm",
+                  "mark-idle"]);
+    if (r.hangs) entries.push([COLORS.orange, "arrows: waits for that stage, for ever"]);
     legend("kinds", entries);
     const rows = [["Sizes", `${plural(r.p, "stage")}, ${plural(r.m, "micro-batch")}, ` +
                             `${plural(r.v, "chunk")} a stage`]];
@@ -140,9 +147,14 @@ function showSchedule() {
     if (r.values.follow !== "") rows.push(...wayOf(r, Number(r.values.follow)));
     facts("facts", rows);
     const ring = circle(r), order = ring.concat(r.stuck.map((_, s) => s).filter(s => !ring.includes(s)));
-    $("stuck").replaceChildren(...order.filter(s => r.hangs && r.stuck[s].type >= 0).slice(0, 12).map(s => {
+    const stuck = order.filter(s => r.hangs && r.stuck[s].type >= 0);
+    const waits = stuck.slice(0, 12).map(s => stuckSentence(r, s));
+    if (r.hangs && ring.length > 1)
+        waits.unshift(`Stages ${ring.join(" and ")} wait for each other in a circle, so that ` +
+                      "none of them goes on.");
+    $("stuck").replaceChildren(...waits.map(sentence => {
         const li = document.createElement("li");
-        li.textContent = stuckSentence(r, s) + (ring.includes(s) && ring.length > 1 ? " (in the circle)" : "");
+        li.textContent = sentence;
         return li;
     }));
     showPin();
@@ -220,10 +232,8 @@ function wayOf(r, micro) {
     for (const [what, name] of [["the loop over the list", "run_batch"], ["its receive", "link_receive"],
                                 ["forward of a chunk", "forward"], ["its send", "link_send"],
                                 ["backward of a chunk", "backward"]]) {
-        const a = document.createElement("a");
-        a.href = sourceLink("train_gpt_pp.cu", name);
-        a.textContent = `${what} (line ${LINES["train_gpt_pp.cu"][name]})`;
-        links.push(links.length ? ", " : "train_gpt_pp.cu: ", a);
+        const file = "train_gpt_pp.cu", text = `${what} (line ${LINES[file][name]})`;
+        links.push(links.length ? ", " : file + ": ", sourceLink(text, file, name));
     }
     const hops = kind => steps.filter(x => x.kind === kind).flatMap((x, k, own) =>
         k && own[k - 1].s !== x.s ? [`${own[k - 1].s} to ${x.s} from ${short(own[k - 1].end)}`] : []);
@@ -244,7 +254,11 @@ function ownSpans(r) {
     });
 }
 
-const MARGIN = {left: 64, right: 54, top: 6};
+const MARGIN = {left: 64, get right() { return narrow() ? 44 : 54; }, top: 6};
+
+// Pixels from the left of a timeline to its right; a canvas may have some 16,000 of the screen's.
+let zoom = 1;
+const axisRoom = () => Math.min(zoom * roomFor(360), Math.max(8000, roomFor(360)));
 
 function drawSchedule() {
     const r = shown, other = beside(), end = Math.max(r.makespan, other ? other.makespan : 0, 1e-9);
@@ -254,7 +268,7 @@ function drawSchedule() {
     $("timeline").setAttribute("aria-label",
                                `timeline of ${r.p} stages and ${r.m} micro-batches up to time ${short(now)}`);
     $("time").value = String(Math.round(now / end * 1000));
-    $("clock").textContent = `time ${short(now)} of ${short(end)}`;
+    $("clock").textContent = `time ${playing ? now.toFixed(1) : short(now)} of ${short(end)}`;
     $("time").setAttribute("aria-valuetext", $("clock").textContent);
     drawFlight(r, Math.min(now, r.makespan), end);
 }
@@ -269,13 +283,15 @@ function labelStages(g, count, row, height, top) {
 
 function drawTimeline(canvas, r, now, end) {
     const lanes = Number(r.values.transfer) > 0 && r.p <= MOST_LANES, row = rowHeight(r.p);
-    const gap = row > 12 ? 3 : row > 7 ? 1 : 0, box = row - gap - (lanes ? 6 : 0), width = roomFor(360);
+    const gap = row > 12 ? 3 : row > 7 ? 1 : 0, box = row - gap - (lanes ? 6 : 0);
+    const width = axisRoom();
     const g = paper(canvas, width, MARGIN.top + r.p * row + 22);
     const scale = (width - MARGIN.left - MARGIN.right) / end, x = t => MARGIN.left + t * scale;
     const shades = STEPS.map(name => Array.from({length: r.v}, (_, c) =>
         mix(...COLORS[name], r.v > 1 ? c / (r.v - 1) * 0.85 : 0)));
     const colors = Float64Array.from(shades.flat().flatMap(shade => shade.match(/[0-9]+/g).map(Number)));
     const idle = hatching(g), follow = r.values.follow === "" ? -1 : Number(r.values.follow);
+    let labels = null;  // only rows that are not crowded have any
     labelStages(g, r.p, row, row, MARGIN.top);
     for (let s = 0; s < r.p; s++) {
         const y = MARGIN.top + s * row;
@@ -284,17 +300,18 @@ function drawTimeline(canvas, r, now, end) {
         if ((r.first[s + 1] - r.first[s]) * 3 > width) {
             drawCrowdedRow(g, r, s, y, box, scale, Math.min(now, r.makespan), colors);
         } else {
-            if (!r.hangs) eachIdle(r, s, (from, to, cause) => {
+            eachIdle(r, s, (from, to, cause) => {
                 if (from >= now) return;
-                const a = x(from), b = x(Math.min(to, now)), text = CAUSES[cause];
+                const a = x(from), b = x(Math.min(to, now)), text = r.hangs ? "" : CAUSES[cause];
                 g.fillStyle = idle;
                 g.fillRect(a, y, b - a, box);
-                if (box < 12 || b - a < 6.5 * text.length + 8) return;
+                if (!text || box < 12 || b - a < 6.5 * text.length + 8) return;
                 g.fillStyle = COLORS.ground;
                 g.fillRect((a + b) / 2 - 3.1 * text.length, y + 2, 6.2 * text.length, box - 4);
                 label(g, text, (a + b) / 2, y + box / 2, {size: 11, color: COLORS.muted, align: "center"});
             });
-            drawRow(g, r, s, y, box, x, now, shades, lanes, follow);
+            labels = labels || labelsOf(r, scale, box);
+            drawRow(g, r, s, y, box, x, now, shades, lanes, follow, labels);
         }
     }
     if (hand && r === shown) drawHand(g, r, row, box, x);
@@ -308,9 +325,25 @@ function drawTimeline(canvas, r, now, end) {
     drawAxis(g, end, scale, MARGIN.top + r.p * row);
 }
 
+// Returns the size of the labels of each kind, and their letter if the shortest box has room for
+// it. size 0: there is no room for a number.
+function labelsOf(r, scale, height) {
+    const least = [Infinity, Infinity, Infinity], digits = String(r.m - 1).length;
+    for (let i = 0; i < r.count; i++) {
+        const kind = r.marks[8 * i + 4];
+        const wide = scale * (r.times[4 * i + 1] - r.times[4 * i]);
+        if (kind < 3) least[kind] = Math.min(least[kind], wide);
+    }
+    return least.map((wide, kind) => {
+        const sizeOf = count => Math.min(13, height - 3, (wide - 2) / (0.57 * count));
+        const long = sizeOf(digits + 1), size = long >= 9 ? long : sizeOf(digits);
+        return {letter: long >= 9 ? "FBW"[kind] : "", size: size >= 7 ? size : 0};
+    });
+}
+
 // A row whose boxes can be told apart. Their kinds differ without colour as well: a backward has a line at its foot,
 // the weight half a broken one; where there is room the letter stands before the number of the micro-batch.
-function drawRow(g, r, s, y, height, x, now, shades, lanes, follow) {
+function drawRow(g, r, s, y, height, x, now, shades, lanes, follow, labels) {
     for (let i = r.first[s]; i < r.first[s + 1]; i++) {
         const start = r.times[4 * i], stop = r.times[4 * i + 1], kind = r.marks[8 * i + 4];
         if (start >= now) continue;
@@ -338,11 +371,10 @@ function drawRow(g, r, s, y, height, x, now, shades, lanes, follow) {
         g.fillStyle = ink;
         if (kind === 1) g.fillRect(a + 1, y + height - 3, wide - 2, 1.5);
         for (let dash = a + 1; kind === 2 && dash < a + wide - 2; dash += 5) g.fillRect(dash, y + height - 3, 2.5, 1.5);
-        if (b - a < 14 || height < 12) continue;
-        let text = "FBW"[kind] + micro;
-        if (b - a < 8 * text.length) text = String(micro);
-        const size = Math.min(13, height - 3, (b - a) / (text.length * 0.65));
-        if (size >= 8) label(g, text, (a + b - 1) / 2, y + (height - 1) / 2, {size, color: ink, align: "center"});
+        const {letter, size} = labels[kind], text = letter + micro;
+        if (size && b - a >= 0.57 * size * text.length)
+            label(g, text, (a + b - 1) / 2, y + (height - 1) / 2,
+                  {size, color: ink, align: "center"});
     }
     g.globalAlpha = 1;
 }
@@ -442,7 +474,8 @@ function drawPixels(g, most, columns, base, height, unit) {
 // Micro-batches and chunks whose activations a stage holds: from the start of a forward to the end of the last step
 // that reads them.
 function drawFlight(r, now, end) {
-    const peak = Math.max(1, ...r.flight), row = Math.max(6, Math.min(30, Math.floor(420 / r.p))), width = roomFor(360);
+    const peak = Math.max(1, ...r.flight), row = Math.max(6, Math.min(30, Math.floor(420 / r.p)));
+    const width = axisRoom();
     const g = paper($("flight"), width, MARGIN.top + r.p * row + 4), last = r.split ? 2 : 1;
     const scale = (width - MARGIN.left - MARGIN.right) / end, every = Math.ceil(13 / row);
     for (let s = 0; s < r.p; s++) {
@@ -504,7 +537,7 @@ function play() {
         if (roundShown >= ringShown.rounds) roundShown = 0, drawRing();
         playing = setInterval(() => { moveRound(1); if (roundShown >= ringShown.rounds) stop(); }, 900);
     } else {
-        const end = shown.makespan, pace = end / Math.min(240, Math.max(60, 2 * shown.count));
+        const end = shown.makespan, pace = end / Math.min(120, Math.max(60, 2 * shown.count));
         if (timeShown === null) timeShown = 0;
         playing = setInterval(() => {
             timeShown = Math.min(end, timeShown + pace);

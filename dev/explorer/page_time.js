@@ -97,7 +97,7 @@ function drawTimeParts() {
                 g.fillStyle = COLORS.muted;
                 g.fillRect(x + wide / 2, MARGIN.top + high, 1, 5);
                 label(g, text, at, MARGIN.top + high + 14, {size: 11, color: COLORS.muted});
-                free = at + 6.4 * text.length;
+                free = at + 6.4 * text.length + 12;
             }
         }
         x += wide;
@@ -159,9 +159,7 @@ function showBest(rows, values) {
         button.textContent = name;
         button.onclick = () => {
             const to = Object.fromEntries(Object.entries(rowValues(row, values)).map(([k, x]) => [k, String(x)]));
-            tourLeft = true;
-            fillFields("layout", to);
-            attempt(to);
+            take("layout", to);
         };
         const sharded = row.shard > 0;  // no fields here choose it
         return tableRow("td", [sharded ? name + " (train_fsdp)" : button, secondsText(row.seconds),

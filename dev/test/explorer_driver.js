@@ -210,7 +210,7 @@ const frame = document.createElement("iframe");
     await at("#layout?model=ptdp-7.5b&zero=1");
     const saved = fullestOf(laid);
     await at("#layout?model=ptdp-7.5b");
-    found("what-if", lines.length > 5 && lines.some(line => line.startsWith("ZeRO-1\u2212" +
+    found("what-if", lines.length > 5 && lines.some(line => line.startsWith("ZeRO-1-" +
         bytesText(fullestOf(laid) - saved))), lines[1]);
     // Bars open into the buffers that the trainer's layout takes; curves have the sizes that opening them shows.
     const arenas = (list, name) => list.filter(x => x.arena === name).reduce((sum, x) => sum + x.bytes, 0);
@@ -290,6 +290,7 @@ const frame = document.createElement("iframe");
     await at("#layout?model=ptdp-18b&tensor=2&pipeline=4&schedule=gpipe&zero=1&micro=1&recompute=gelu");
     await settled(() => timed);
     found("time-where-it-does-not-fit", /would take, if it did fit/.test($("times").textContent));
+    await triedOut();
     await at("#schedules");
     // How long drawing takes, from the input to the picture: the shortest of some times, as others use the machine too.
     for (const hash of SLOW) {
@@ -300,6 +301,182 @@ const frame = document.createElement("iframe");
             if (ok) least = Math.min(least, performance.now() - begin);
         }
         say("time", least.toFixed(0), hash);
+    }
+    // Findings of a user, the second time. What throws is wrong.
+    async function triedOut() {
+        const tried = async (name, check) => {
+            try {
+                found(name, await check());
+            } catch (e) {
+                found(name, false, e.message);
+            }
+        };
+        const field = name => section(panel).querySelector(`[name=${name}]`);
+        const refused = () => !$("refusal").classList.contains("none");
+        const click = text => [...$("guesses").children].find(b => b.textContent === text).click();
+        const told = () => $("told").textContent;
+        const undo = async hash => {
+            $("undo").click();
+            await settled(() => location.hash === hash);
+            await new Promise(go => setTimeout(go, 300));
+            await settled(() => address() === hash);
+            return location.hash === hash;
+        };
+        await tried("first-frame-is-the-C's", async () => {
+            await at("#schedules");
+            const picture = $("timeline").toDataURL(), {times, marks} = shown;
+            const first = firstSchedule(), steps = 8 * first.count;
+            drawFirst("#schedules");
+            const same = $("timeline").toDataURL() === picture;
+            await at("#schedules");
+            return $("numbers").dataset.first && same &&
+                first.times.every((t, i) => i % 4 > 1 || t === times[i]) &&
+                first.marks.every((x, i) => i >= steps || i % 8 < 4 || x === marks[i]);
+        });
+        await tried("each-panel-says-what-it-is", async () => {
+            const texts = new Set();
+            for (const hash of ["#tour", "#schedules", "#layout", "#collectives"]) {
+                await at(hash);
+                texts.add($("what").innerText);
+            }
+            return texts.size === 4 && [...texts].every(x => x.startsWith("How large language"));
+        });
+        await tried("a-link-home-and-a-description", () => $("home").href.endsWith("README.md") &&
+            document.querySelector("meta[name=description]").content.length > 80 && $("copylink"));
+        await tried("tour-is-not-scrolled", async () => {
+            await at("#tour?step=3");
+            return window.scrollY === 0 && !document.getElementById("tour");
+        });
+        await tried("tour-answer-is-frozen", async () => {
+            await at("#tour?step=1");
+            await put("p", "6");
+            click("37.50%");
+            return /^Right\. It is 37\.50%.* 3\/8/.test(told()) && !$("left").hidden;
+        });
+        await tried("tour-is-where-back-leads", async () => {
+            await at("#tour?step=1");
+            click("12.50%");
+            stop();
+            await put("p", "6");
+            const left = location.hash;
+            return left === "#schedules?p=6" && await undo("#tour?step=1&guess=1") &&
+                /^No\. /.test(told()) && state.schedules.p === "4";
+        });
+        await tried("tour-explains-each-wrong-answer", async () => {
+            for (let step = 1; step <= TOUR.length; step++) {
+                await at("#tour?step=" + step);
+                for (const text of TOUR[step - 1].answers) {
+                    click(text);
+                    stop();
+                    const why = asked.why[text], twice = told().split(asked.right).length > 2;
+                    const wrong = asked.right !== text;
+                    if (wrong && (!why || !told().startsWith("No. " + why))) return false;
+                    if (twice && asked.right.endsWith("%")) return false;  // it was said twice
+                }
+                if (!$("set").textContent || !$("left").hidden) return false;
+                const tips = [...document.querySelectorAll("#tourbox .word")];
+                if (tips.some(word => !WORDS[word.textContent] && !word.dataset.tip)) return false;
+            }
+            return true;
+        });
+        await tried("tour-hides-fields-and-waits", async () => {
+            await at("#tour?step=4");
+            const waits = section("schedules").inert && $("guesses").inert === false;
+            click("8");
+            stop();
+            return waits && !section("schedules").inert &&
+                getComputedStyle(section("schedules").querySelector("form")).display === "none";
+        });
+        await tried("tour-next", async () => {
+            await at("#tour?step=4&guess=1");
+            const next = $("told").querySelector("a.button");
+            const kept = location.hash === "#tour?step=4&guess=1";
+            next.click();
+            const title = $("tourtitle");
+            await settled(() => title.textContent.startsWith("5 of 10") && !$("guesses").inert);
+            return kept && document.activeElement === title && location.hash === "#tour?step=5";
+        });
+        await tried("tour-end", async () => {
+            await at("#tour?step=11");
+            const links = [...$("tourend").querySelectorAll("a")].map(a => a.getAttribute("href"));
+            return !$("tourend").hidden && links.includes("../README.md") &&
+                !section("schedules").inert && links.includes("course/1-one-rank.md") &&
+                !$("guesses").children.length;
+        });
+        await tried("a-clone-opens-no-source", async () => {
+            await at("#tour?step=7&guess=1");
+            const all = [...$("told").querySelectorAll("a")];
+            const links = all.filter(a => !a.getAttribute("href").startsWith("#"));
+            return links.length === 2 &&
+                links.every(a => a.target === "_blank" && a.href.endsWith(".md")) &&
+                /line [0-9]+$/.test(told());
+        });
+        await tried("undo", async () => {
+            await at("#schedules");
+            if (!$("undo").disabled) return false;
+            await drag(1, 10.5, 13.2);
+            await settled(() => location.hash.includes("kind=list"));
+            const dragged = shown.makespan === 36 && !$("undo").disabled;
+            if (!await undo("#schedules") || shown.makespan !== 33) return false;
+            if (!$("undo").disabled) return false;
+            await put("p", "5");
+            await put("p", "6");
+            await put("m", "12");
+            if (!await undo("#schedules?p=6") || !await undo("#schedules")) return false;
+            await at("#layout");
+            await put("model", "gpt2-xl");
+            return dragged && await undo("#layout") && state.layout.model === "ptdp-7.5b";
+        });
+        await tried("back-to-1f1b", async () => {
+            await at("#schedules?kind=gpipe");
+            const place = $("timeline").getBoundingClientRect().top;
+            $("write").click();
+            await settled(() => state.schedules.kind === "list");
+            const stays = $("timeline").getBoundingClientRect().top === place;
+            const named = $("write").textContent === "back to GPipe";
+            $("write").click();
+            await settled(() => state.schedules.kind === "gpipe");
+            return stays && named && location.hash === "#schedules?kind=gpipe";
+        });
+        await tried("the-wrong-field-is-marked", async () => {
+            await at("#schedules");
+            await put("p", "\uff11\uff12");
+            await put("kind", "interleaved");
+            return refused() && field("p").ariaInvalid === "true" &&
+                field("kind").ariaInvalid === "false";
+        });
+        await tried("blanks-and-sizes-put-back", async () => {
+            await at("#schedules");
+            await put("p", "5 ");
+            await put("p", "4 ");
+            const blank = state.schedules.p === "4" && location.hash === "#schedules";
+            await at("#layout");
+            await put("layers", "34");
+            await put("layers", "36");
+            return blank && location.hash === "#layout" && state.layout.model === "ptdp-7.5b";
+        });
+        await tried("no-word-is-near", async () => {
+            await at("#layout?model=foo");
+            return refused() && !$("refusal").textContent.includes("did you mean");
+        });
+        await tried("labels-are-alike", async () => {
+            await at("#schedules?m=32");
+            const scale = (1248 - 118) / shown.makespan, [f, b] = labelsOf(shown, scale, 35);
+            return f.letter === "" && f.size >= 7 && b.letter === "B" && b.size >= 9;
+        });
+        await tried("a-hang-is-told", async () => {
+            await at("#schedules?one=1");
+            return /^Stages 2 and 3 wait for each other in a circle/.test($("stuck").textContent) &&
+                $("kinds").textContent.includes("arrows");
+        });
+        await tried("zoom", async () => {
+            await at("#schedules?p=8&m=32&kind=interleaved&v=4");
+            const before = $("timeline").getBoundingClientRect().width;
+            $("zoom").click();
+            const after = $("timeline").getBoundingClientRect().width;
+            while (zoom > 1) $("zoom").click();
+            return after > 1.9 * before && $("timeline").getBoundingClientRect().width === before;
+        });
     }
     const result = document.createElement("pre");
     result.id = "result";
