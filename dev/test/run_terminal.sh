@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # run_terminal.sh [BUILD]: the terminal as a user meets it: --help and --version of every tool, the name that a
 # misspelt word may mean, make help, and the sentences after a signal.
-# needs: fp32/train_gpt_3d tools/plan tools/experts tools/figures tools/study tools/scale tools/bubbles tools/schedule tools/timeline tools/profile tools/loss tools/byte_corpus
+# needs: fp32/train_gpt fp32/train_gpt_3d tools/plan tools/experts tools/figures tools/study tools/scale tools/bubbles tools/schedule tools/timeline tools/profile tools/loss tools/byte_corpus
 . "$(dirname "$0")/report.sh"
 cpu_only 'the words are the same'
 
@@ -38,7 +38,9 @@ says() { # says WHAT PATTERN COMMAND...: it fails, and its sentence has the patt
     [ $? != 0 ] && grep -q -- "$pattern" "$dir/out"
     report $? "$what: $(head -n 1 "$dir/out")"
 }
-says 'a misspelt flag of a trainer' "unknown flag '--layer': --help all lists" "$build/train_gpt_3d" --layer 4
+says 'a misspelt flag of a trainer' "unknown flag '--layer': did you mean --layers?" "$build/train_gpt_3d" --layer 4
+says 'a flag of another trainer' '^error: --tensor is for train_gpt_tp and the trainers after it' "$build/train_gpt" \
+    --tensor 2
 says 'a misspelt flag of a tool' 'did you mean --width' build/tools/timeline --widht 3
 says 'a misspelt flag of the planner' 'did you mean --cluster' build/tools/plan --model gpt2 --clutser dgx-a100
 says 'a misspelt schedule of the planner' 'did you mean zb-auto' build/tools/plan --model gpt2 --cluster dgx-a100 \
