@@ -11,6 +11,7 @@
 #        NCCL=nccl|mpi        cuda only: mpi carries NCCL's calls over MPI, so that ranks can share a GPU
 #        MPI=openmpi|mpich    the one to take where both are installed (mpicxx.mpich, mpirun.mpich)
 #        LAYOUT='--tensor 2'  more flags for `make train`; its sizes say how many ranks are started
+#        RESUME=1             `make train` goes on from the newest checkpoint, after Ctrl-C
 #        ONLY=pattern         `make test` builds and runs only what has the pattern in its title
 #
 # All output goes to build/, each combination to a folder of its own: build/cpu-fp32/train_gpt.
@@ -280,10 +281,11 @@ build/corpus/train.bin: build/tools/byte_corpus $(CORPUS_TEXT)
 
 # ---- make train --------------------------------------------------------------------------------------------
 
-train:  ## set-up, build, and train a small model on the built-in corpus
+# After Ctrl-C the ranks save, and the last line is dev/train.sh's: the shell waits for it.
+train:  ## set-up, build, and train a small model on the built-in corpus; RESUME=1 goes on after Ctrl-C
 	@dev/setup.sh $(PROBED)
 	+@$(PARALLEL) DEVICE=$(DEVICE) build-train
-	+@$(MAKE) --no-print-directory DEVICE=$(DEVICE) run-train
+	+@trap : INT; $(MAKE) --no-print-directory DEVICE=$(DEVICE) run-train || [ $$? = 130 ]
 
 MAIN := $(lastword $(TRAINERS))
 LAYOUT ?= $(if $(filter %_3d.cu,$(MAIN)),--tensor 2 --data 2 --pipeline 2 --virtual 2,\
@@ -300,32 +302,27 @@ LAUNCHER = $(if $(filter 1,$(RANKS)),,OMP_NUM_THREADS=$(THREADS) $(MPIRUN) $(GRA
 OUT ?= build/out
 TRAIN_FLAGS := --train-data build/corpus/train.bin --val-data build/corpus/val.bin --shuffle 1 \
                --layers 4 --heads 4 --channels 128 --seq 64 --micro-batch 4 --global-batch 16 \
-               --steps 500 --lr 2e-3 --warmup 30 --val-every 100 --sample-every 500 --prompt "static inline " \
+               --steps 500 --lr 2e-3 --warmup 30 --val-every 100 --sample-every 100 --sample-tokens 60 --prompt "The " \
                --out $(OUT) --log $(OUT)/log.jsonl --trace $(OUT)/trace.json
 # The pictures are of a few steps on the virtual clock, where each rank has a device of its own; GPUs have a real one.
 PICTURED := $(OUT)/$(if $(filter cpu,$(DEVICE)),virtual,trace).json
 VIRTUAL_FLAGS := --train-data build/corpus/train.bin --shuffle 1 --layers 4 --heads 4 --channels 128 --seq 64 \
                  --micro-batch 4 --global-batch 16 --steps 5 --virtual-time dev/clusters/laptop.json --trace $(PICTURED)
-STAGES = $(or $(shell echo '$(LAYOUT)' | sed -n 's/.*--pipeline \([0-9]*\).*/\1/p'),1)
 
 build-train: $(call program,train_gpt.cu $(MAIN)) corpus tools
 	@:
+# The second command is the virtual clock's.
+run-train: export OUT := $(OUT)
+run-train: export DIR := $(DIR)
+run-train: export LAYOUT := $(LAYOUT)
+run-train: export RANKS := $(RANKS)
+run-train: export TRACE := $(PICTURED)
+run-train: export RESUME := $(RESUME)
 run-train:
 	@mkdir -p $(OUT)
-	$(LAUNCHER) $(call program,$(MAIN)) $(TRAIN_FLAGS) $(LAYOUT)
-ifeq ($(DEVICE),cpu)
-	@$(LAUNCHER) $(call program,$(MAIN)) $(VIRTUAL_FLAGS) $(LAYOUT) >/dev/null
-endif
-	@build/tools/timeline --step 5 --pipeline $(STAGES) --out $(OUT)/timeline.svg $(PICTURED)
-	@build/tools/profile --out $(OUT)/profile.svg $(PICTURED) >$(OUT)/profile.txt
-	@build/tools/loss --out $(OUT)/loss.svg $(OUT)/log.jsonl
-	@echo "checkpoint   $$(ls -d $(OUT)/step-* | tail -n 1)"
-	@echo "log          $(OUT)/log.jsonl    loss curve $(OUT)/loss.svg"
-	@echo "trace        $(OUT)/trace.json   timeline   $(OUT)/timeline.svg"
-	@echo "profile      $(OUT)/profile.txt   drawn in   $(OUT)/profile.svg"
-	@echo "next: doc/explorer.html#tour in a browser: ten questions about what you have just run"
-	@echo "next: README.md#what-to-read-in-which-order-and-how-long-it-takes, and make lessons: what each trainer adds"
-	@echo "next: make train LAYOUT='--tensor 4 --pipeline 2': another layout; the losses differ by rounding alone"
+	@dev/train.sh \
+	    $(LAUNCHER) $(call program,$(MAIN)) $(TRAIN_FLAGS) $(LAYOUT) $(if $(RESUME),--resume auto) \
+	    $(if $(filter cpu,$(DEVICE)),then $(LAUNCHER) $(call program,$(MAIN)) $(VIRTUAL_FLAGS) $(LAYOUT))
 
 # ---- make experts ------------------------------------------------------------------------------------------
 
