@@ -10,6 +10,7 @@
 #        PROFILE=1            times every kernel and matrix product: a table at the end of a run with --trace
 #        NCCL=nccl|mpi        cuda only: mpi carries NCCL's calls over MPI, so that ranks can share a GPU
 #        MPI=openmpi|mpich    the one to take where both are installed (mpicxx.mpich, mpirun.mpich)
+#        V=1                  shows the commands that compile
 #        LAYOUT='--tensor 2'  more flags for `make train`; its sizes say how many ranks are started
 #        RESUME=1             `make train` goes on from the newest checkpoint, after Ctrl-C
 #        ONLY=pattern         `make test` builds and runs only what has the pattern in its title
@@ -62,7 +63,7 @@ program = $(addprefix $(DIR)/,$(basename $(1)))
 
 PROBE := build/probe-$(DEVICE)$(addprefix -,$(MPI)).mk
 PROBED = $(DEVICE) '$(if $(filter cuda,$(DEVICE)),$(NVCC),$(CXX))' '$(CC)' $(MPI)
-ifneq ($(filter-out help setup clean train test lessons kernels bench sass asm ptx gpu-check explorer site fuzz soak reproduce,$(or $(MAKECMDGOALS),all)),)
+ifneq ($(filter-out help setup clean train test lessons kernels bench sass asm ptx gpu-check explorer site release fuzz soak reproduce,$(or $(MAKECMDGOALS),all)),)
 include $(PROBE)
 ifneq ($(strip $(MISSING)),)
 $(shell rm -f $(PROBE))
@@ -105,6 +106,8 @@ $(DIR)/train_% $(DIR)/dev/test/%: DEFINES += $(FEW)
 HOST_LIBS = -Xlinker --as-needed $(CJSON_LIBS) $(PCRE2_LIBS)
 LIBS := $(HOST_LIBS) $(BLAS_LIBS) $(MPI_LIBS)
 DEPENDENCIES = -MMD -MP -MF $@.d -MT $@
+# A program is said by its name; V=1 shows the command.
+SAY = $(if $(V),,@echo '$@';)
 
 ifeq ($(DEVICE),cpu)
 CU = $(CXX) -x c++ -std=c++17 $(HOST) $(WARNINGS) -Illmc/cpu -Illmc/mpi -I. $(DEFINES) $(BLAS_DEFINES) \
@@ -126,34 +129,34 @@ C = $(CC) -std=gnu11 $(HOST) $(WARNINGS) -DVERSION='"$(VERSION)"' -I.
 
 $(DIR)/%: %.cu Makefile $(PROBE)
 	@mkdir -p $(@D)
-	$(CU) $(DEPENDENCIES) -o $@ $< $(LIBS)
+	$(SAY)$(CU) $(DEPENDENCIES) -o $@ $< $(LIBS)
 
 $(DIR)/%: dev/lessons/%.cu Makefile $(PROBE)
 	@mkdir -p $(@D)
-	$(CU) $(DEPENDENCIES) -o $@ $< $(LIBS)
+	$(SAY)$(CU) $(DEPENDENCIES) -o $@ $< $(LIBS)
 
 $(DIR)/%: %.c Makefile $(PROBE)
 	@mkdir -p $(@D)
-	$(C) $(DEPENDENCIES) -o $@ $< $(HOST_LIBS) -lm
+	$(SAY)$(C) $(DEPENDENCIES) -o $@ $< $(HOST_LIBS) -lm
 
 # Tools have no device and no precision.
 build/tools/%: dev/data/%.c Makefile $(PROBE)
 	@mkdir -p $(@D)
-	$(C) $(DEPENDENCIES) -o $@ $< $(HOST_LIBS) -lm
+	$(SAY)$(C) $(DEPENDENCIES) -o $@ $< $(HOST_LIBS) -lm
 
 build/tools/%: dev/plot/%.c Makefile $(PROBE)
 	@mkdir -p $(@D)
-	$(C) $(DEPENDENCIES) -o $@ $< $(HOST_LIBS) -lm
+	$(SAY)$(C) $(DEPENDENCIES) -o $@ $< $(HOST_LIBS) -lm
 
 build/tools/%: dev/scale/%.c Makefile $(PROBE)
 	@mkdir -p $(@D)
-	$(C) $(DEPENDENCIES) -o $@ $< $(HOST_LIBS) -lm
+	$(SAY)$(C) $(DEPENDENCIES) -o $@ $< $(HOST_LIBS) -lm
 
 # The planner has the bf16 trainer in it.
 build/tools/plan: DEFINES := -DVERSION='"$(VERSION)"' -DPRECISION_BF16 $(FEW)
 build/tools/plan: dev/plan/plan.cu Makefile $(PROBE)
 	@mkdir -p $(@D)
-	$(CXX) -x c++ -std=c++17 -O1 $(NATIVE) $(ARITHMETIC) $(OPENMP) $(WARNINGS) -Wno-unused-function -Illmc/cpu \
+	$(SAY)$(CXX) -x c++ -std=c++17 -O1 $(NATIVE) $(ARITHMETIC) $(OPENMP) $(WARNINGS) -Wno-unused-function -Illmc/cpu \
 	    -Illmc/mpi -I. $(DEFINES) $(BLAS_DEFINES) $(MPI_FLAGS) $(DEPENDENCIES) -o $@ $< $(LIBS)
 
 -include $(wildcard $(DIR)/*.d $(DIR)/dev/*/*.d build/tools/*.d)
@@ -161,11 +164,14 @@ build/tools/plan: dev/plan/plan.cu Makefile $(PROBE)
 # ---- targets -----------------------------------------------------------------------------------------------
 
 .PHONY: all trainers kernel-programs kernels bench sass asm ptx tools scale scale-trainers holmes calibrate setup train test \
-        lessons gpu-check clean help explorer site corpus run-train build-train doc plan planned schedule study fuzz soak \
+        lessons gpu-check clean help explorer site release corpus run-train build-train doc plan planned schedule study fuzz soak \
         build-soak reproduce bubbles planned-fp32 planned-bf16 planned-asan planned-shapes \
         planned-queue planned-profile experts
 
-all: trainers tools                  ## every trainer and tool
+all:  ## every trainer and tool, with all cores; says what it built
+	+@$(PARALLEL) trainers tools
+	@echo "built: $(words $(TRAINERS) $(LESSONS)) trainers in $(DIR), $(words $(TOOLS)) tools in build/tools"
+	@echo "next: make train, which trains a small model; $(DIR)/train_gpt --help; make help"
 trainers: $(call program,$(TRAINERS) $(notdir $(LESSONS)))  ## build/cpu-fp32/train_gpt and those after it
 kernel-programs: $(call program,$(KERNELS))  ## the kernel laboratory, dev/cuda, compiled only
 tools: $(addprefix build/tools/,$(notdir $(basename $(TOOLS))))  ## data preparation and plots: build/tools
@@ -181,10 +187,13 @@ help:  ## this list
 	@for first in '^(train|test):' '^[a-z-]+:'; do sed -nE "/$$first/s/^([a-z-]+):.*## */\1|/p" Makefile; done | \
 	    awk -F'|' '!seen[$$1]++ {printf "  %-16s %s\n", $$1, $$2}'
 
+TARGETS = $(shell sed -nE 's/^([a-z-]+):.*\#\# .*/\1/p' Makefile)
 .DEFAULT:
 	@case '$@' in build/*) echo "make: there is no rule for '$@' with programs in $(DIR)/:" \
 	    'DEVICE, PRECISION and SANITIZE choose that folder, and names are those of the sources' >&2; exit 2;; esac
-	@echo "make: there is no target '$@': \`make help\` lists all targets" >&2; exit 2
+	@near=$$(dev/nearest.sh '$@' $(TARGETS)); \
+	    echo "make: there is no target '$@':$${near:+ did you mean \`make $$near\`?} \`make help\` lists all targets" >&2; \
+	    exit 2
 
 # ---- the kernel laboratory ---------------------------------------------------------------------------------
 
@@ -342,6 +351,9 @@ experts: corpus  ## trains 8 experts on 8 ranks, and the dense model of equal FL
 	@build/tools/experts --out $(OUT)/experts.svg $(OUT)/experts.jsonl
 	@echo "curves       $(OUT)/experts-loss.svg"
 	@echo "balance      $(OUT)/experts.svg"
+	@for run in experts dense; do sed -n 's/.*"val_loss":\([0-9.]*\).*/\1/p' $(OUT)/$$run.jsonl | tail -n 1; done | xargs | \
+	    awk '{ printf "8 experts end at a validation loss of %.3f, the dense model of equal FLOPs at %.3f: %.3f %s\n", \
+	           $$1, $$2, $$1 < $$2 ? $$2 - $$1 : $$1 - $$2, $$1 < $$2 ? "less" : "more" }'
 
 # ---- make lessons ------------------------------------------------------------------------------------------
 
@@ -385,6 +397,10 @@ explorer:  ## doc/explorer.html: these headers in a browser (needs clang and was
 
 site:  ## README, doc/ and the explorer as pages without external resources: site/ (needs cmark-gfm)
 	@rm -rf site && python3 dev/site.py site
+	@echo 'open site/index.html in a browser'
+
+release:  ## build/release: an archive with the site and the explorer inside, of TAG=v0.1.0 or of the last commit
+	@dev/release.sh $(TAG)
 
 # ---- make fuzz, make soak ------------------------------------------------------------------------------------
 
