@@ -10,7 +10,9 @@
 #        PROFILE=1            times every kernel and matrix product: a table at the end of a run with --trace
 #        NCCL=nccl|mpi        cuda only: mpi carries NCCL's calls over MPI, so that ranks can share a GPU
 #        MPI=openmpi|mpich    the one to take where both are installed (mpicxx.mpich, mpirun.mpich)
+#        V=1                  shows the commands that compile
 #        LAYOUT='--tensor 2'  more flags for `make train`; its sizes say how many ranks are started
+#        RESUME=1             `make train` goes on from the newest checkpoint, after Ctrl-C
 #        ONLY=pattern         `make test` builds and runs only what has the pattern in its title
 #
 # All output goes to build/, each combination to a folder of its own: build/cpu-fp32/train_gpt.
@@ -61,7 +63,7 @@ program = $(addprefix $(DIR)/,$(basename $(1)))
 
 PROBE := build/probe-$(DEVICE)$(addprefix -,$(MPI)).mk
 PROBED = $(DEVICE) '$(if $(filter cuda,$(DEVICE)),$(NVCC),$(CXX))' '$(CC)' $(MPI)
-ifneq ($(filter-out help setup clean train test lessons kernels bench sass asm ptx gpu-check explorer site fuzz soak reproduce,$(or $(MAKECMDGOALS),all)),)
+ifneq ($(filter-out help setup clean train test lessons kernels bench sass asm ptx gpu-check explorer site release fuzz soak reproduce,$(or $(MAKECMDGOALS),all)),)
 include $(PROBE)
 ifneq ($(strip $(MISSING)),)
 $(shell rm -f $(PROBE))
@@ -104,6 +106,8 @@ $(DIR)/train_% $(DIR)/dev/test/%: DEFINES += $(FEW)
 HOST_LIBS = -Xlinker --as-needed $(CJSON_LIBS) $(PCRE2_LIBS)
 LIBS := $(HOST_LIBS) $(BLAS_LIBS) $(MPI_LIBS)
 DEPENDENCIES = -MMD -MP -MF $@.d -MT $@
+# A program is said by its name; V=1 shows the command.
+SAY = $(if $(V),,@echo '$@';)
 
 ifeq ($(DEVICE),cpu)
 CU = $(CXX) -x c++ -std=c++17 $(HOST) $(WARNINGS) -Illmc/cpu -Illmc/mpi -I. $(DEFINES) $(BLAS_DEFINES) \
@@ -125,34 +129,34 @@ C = $(CC) -std=gnu11 $(HOST) $(WARNINGS) -DVERSION='"$(VERSION)"' -I.
 
 $(DIR)/%: %.cu Makefile $(PROBE)
 	@mkdir -p $(@D)
-	$(CU) $(DEPENDENCIES) -o $@ $< $(LIBS)
+	$(SAY)$(CU) $(DEPENDENCIES) -o $@ $< $(LIBS)
 
 $(DIR)/%: dev/lessons/%.cu Makefile $(PROBE)
 	@mkdir -p $(@D)
-	$(CU) $(DEPENDENCIES) -o $@ $< $(LIBS)
+	$(SAY)$(CU) $(DEPENDENCIES) -o $@ $< $(LIBS)
 
 $(DIR)/%: %.c Makefile $(PROBE)
 	@mkdir -p $(@D)
-	$(C) $(DEPENDENCIES) -o $@ $< $(HOST_LIBS) -lm
+	$(SAY)$(C) $(DEPENDENCIES) -o $@ $< $(HOST_LIBS) -lm
 
 # Tools have no device and no precision.
 build/tools/%: dev/data/%.c Makefile $(PROBE)
 	@mkdir -p $(@D)
-	$(C) $(DEPENDENCIES) -o $@ $< $(HOST_LIBS) -lm
+	$(SAY)$(C) $(DEPENDENCIES) -o $@ $< $(HOST_LIBS) -lm
 
 build/tools/%: dev/plot/%.c Makefile $(PROBE)
 	@mkdir -p $(@D)
-	$(C) $(DEPENDENCIES) -o $@ $< $(HOST_LIBS) -lm
+	$(SAY)$(C) $(DEPENDENCIES) -o $@ $< $(HOST_LIBS) -lm
 
 build/tools/%: dev/scale/%.c Makefile $(PROBE)
 	@mkdir -p $(@D)
-	$(C) $(DEPENDENCIES) -o $@ $< $(HOST_LIBS) -lm
+	$(SAY)$(C) $(DEPENDENCIES) -o $@ $< $(HOST_LIBS) -lm
 
 # The planner has the bf16 trainer in it.
 build/tools/plan: DEFINES := -DVERSION='"$(VERSION)"' -DPRECISION_BF16 $(FEW)
 build/tools/plan: dev/plan/plan.cu Makefile $(PROBE)
 	@mkdir -p $(@D)
-	$(CXX) -x c++ -std=c++17 -O1 $(NATIVE) $(ARITHMETIC) $(OPENMP) $(WARNINGS) -Wno-unused-function -Illmc/cpu \
+	$(SAY)$(CXX) -x c++ -std=c++17 -O1 $(NATIVE) $(ARITHMETIC) $(OPENMP) $(WARNINGS) -Wno-unused-function -Illmc/cpu \
 	    -Illmc/mpi -I. $(DEFINES) $(BLAS_DEFINES) $(MPI_FLAGS) $(DEPENDENCIES) -o $@ $< $(LIBS)
 
 -include $(wildcard $(DIR)/*.d $(DIR)/dev/*/*.d build/tools/*.d)
@@ -160,11 +164,14 @@ build/tools/plan: dev/plan/plan.cu Makefile $(PROBE)
 # ---- targets -----------------------------------------------------------------------------------------------
 
 .PHONY: all trainers kernel-programs kernels bench sass asm ptx tools scale scale-trainers holmes calibrate setup train test \
-        lessons gpu-check clean help explorer site corpus run-train build-train doc plan planned schedule study fuzz soak \
+        lessons gpu-check clean help explorer site release corpus run-train build-train doc plan planned schedule study fuzz soak \
         build-soak reproduce bubbles planned-fp32 planned-bf16 planned-asan planned-shapes \
         planned-queue planned-profile experts
 
-all: trainers tools                  ## every trainer and tool
+all:  ## every trainer and tool, with all cores; says what it built
+	+@$(PARALLEL) trainers tools
+	@echo "built: $(words $(TRAINERS) $(LESSONS)) trainers in $(DIR), $(words $(TOOLS)) tools in build/tools"
+	@echo "next: make train, which trains a small model; $(DIR)/train_gpt --help; make help"
 trainers: $(call program,$(TRAINERS) $(notdir $(LESSONS)))  ## build/cpu-fp32/train_gpt and those after it
 kernel-programs: $(call program,$(KERNELS))  ## the kernel laboratory, dev/cuda, compiled only
 tools: $(addprefix build/tools/,$(notdir $(basename $(TOOLS))))  ## data preparation and plots: build/tools
@@ -180,10 +187,13 @@ help:  ## this list
 	@for first in '^(train|test):' '^[a-z-]+:'; do sed -nE "/$$first/s/^([a-z-]+):.*## */\1|/p" Makefile; done | \
 	    awk -F'|' '!seen[$$1]++ {printf "  %-16s %s\n", $$1, $$2}'
 
+TARGETS = $(shell sed -nE 's/^([a-z-]+):.*\#\# .*/\1/p' Makefile)
 .DEFAULT:
 	@case '$@' in build/*) echo "make: there is no rule for '$@' with programs in $(DIR)/:" \
 	    'DEVICE, PRECISION and SANITIZE choose that folder, and names are those of the sources' >&2; exit 2;; esac
-	@echo "make: there is no target '$@': \`make help\` lists all targets" >&2; exit 2
+	@near=$$(dev/nearest.sh '$@' $(TARGETS)); \
+	    echo "make: there is no target '$@':$${near:+ did you mean \`make $$near\`?} \`make help\` lists all targets" >&2; \
+	    exit 2
 
 # ---- the kernel laboratory ---------------------------------------------------------------------------------
 
@@ -280,10 +290,11 @@ build/corpus/train.bin: build/tools/byte_corpus $(CORPUS_TEXT)
 
 # ---- make train --------------------------------------------------------------------------------------------
 
-train:  ## set-up, build, and train a small model on the built-in corpus
+# After Ctrl-C the ranks save, and the last line is dev/train.sh's: the shell waits for it.
+train:  ## set-up, build, and train a small model on the built-in corpus; RESUME=1 goes on after Ctrl-C
 	@dev/setup.sh $(PROBED)
 	+@$(PARALLEL) DEVICE=$(DEVICE) build-train
-	+@$(MAKE) --no-print-directory DEVICE=$(DEVICE) run-train
+	+@trap : INT; $(MAKE) --no-print-directory DEVICE=$(DEVICE) run-train || [ $$? = 130 ]
 
 MAIN := $(lastword $(TRAINERS))
 LAYOUT ?= $(if $(filter %_3d.cu,$(MAIN)),--tensor 2 --data 2 --pipeline 2 --virtual 2,\
@@ -300,32 +311,27 @@ LAUNCHER = $(if $(filter 1,$(RANKS)),,OMP_NUM_THREADS=$(THREADS) $(MPIRUN) $(GRA
 OUT ?= build/out
 TRAIN_FLAGS := --train-data build/corpus/train.bin --val-data build/corpus/val.bin --shuffle 1 \
                --layers 4 --heads 4 --channels 128 --seq 64 --micro-batch 4 --global-batch 16 \
-               --steps 500 --lr 2e-3 --warmup 30 --val-every 100 --sample-every 500 --prompt "static inline " \
+               --steps 500 --lr 2e-3 --warmup 30 --val-every 100 --sample-every 100 --sample-tokens 60 --prompt "The " \
                --out $(OUT) --log $(OUT)/log.jsonl --trace $(OUT)/trace.json
 # The pictures are of a few steps on the virtual clock, where each rank has a device of its own; GPUs have a real one.
 PICTURED := $(OUT)/$(if $(filter cpu,$(DEVICE)),virtual,trace).json
 VIRTUAL_FLAGS := --train-data build/corpus/train.bin --shuffle 1 --layers 4 --heads 4 --channels 128 --seq 64 \
                  --micro-batch 4 --global-batch 16 --steps 5 --virtual-time dev/clusters/laptop.json --trace $(PICTURED)
-STAGES = $(or $(shell echo '$(LAYOUT)' | sed -n 's/.*--pipeline \([0-9]*\).*/\1/p'),1)
 
 build-train: $(call program,train_gpt.cu $(MAIN)) corpus tools
 	@:
+# The second command is the virtual clock's.
+run-train: export OUT := $(OUT)
+run-train: export DIR := $(DIR)
+run-train: export LAYOUT := $(LAYOUT)
+run-train: export RANKS := $(RANKS)
+run-train: export TRACE := $(PICTURED)
+run-train: export RESUME := $(RESUME)
 run-train:
 	@mkdir -p $(OUT)
-	$(LAUNCHER) $(call program,$(MAIN)) $(TRAIN_FLAGS) $(LAYOUT)
-ifeq ($(DEVICE),cpu)
-	@$(LAUNCHER) $(call program,$(MAIN)) $(VIRTUAL_FLAGS) $(LAYOUT) >/dev/null
-endif
-	@build/tools/timeline --step 5 --pipeline $(STAGES) --out $(OUT)/timeline.svg $(PICTURED)
-	@build/tools/profile --out $(OUT)/profile.svg $(PICTURED) >$(OUT)/profile.txt
-	@build/tools/loss --out $(OUT)/loss.svg $(OUT)/log.jsonl
-	@echo "checkpoint   $$(ls -d $(OUT)/step-* | tail -n 1)"
-	@echo "log          $(OUT)/log.jsonl    loss curve $(OUT)/loss.svg"
-	@echo "trace        $(OUT)/trace.json   timeline   $(OUT)/timeline.svg"
-	@echo "profile      $(OUT)/profile.txt   drawn in   $(OUT)/profile.svg"
-	@echo "next: doc/explorer.html#tour in a browser: ten questions about what you have just run"
-	@echo "next: README.md#what-to-read-in-which-order-and-how-long-it-takes, and make lessons: what each trainer adds"
-	@echo "next: make train LAYOUT='--tensor 4 --pipeline 2': another layout; the losses differ by rounding alone"
+	@dev/train.sh \
+	    $(LAUNCHER) $(call program,$(MAIN)) $(TRAIN_FLAGS) $(LAYOUT) $(if $(RESUME),--resume auto) \
+	    $(if $(filter cpu,$(DEVICE)),then $(LAUNCHER) $(call program,$(MAIN)) $(VIRTUAL_FLAGS) $(LAYOUT))
 
 # ---- make experts ------------------------------------------------------------------------------------------
 
@@ -345,6 +351,9 @@ experts: corpus  ## trains 8 experts on 8 ranks, and the dense model of equal FL
 	@build/tools/experts --out $(OUT)/experts.svg $(OUT)/experts.jsonl
 	@echo "curves       $(OUT)/experts-loss.svg"
 	@echo "balance      $(OUT)/experts.svg"
+	@for run in experts dense; do sed -n 's/.*"val_loss":\([0-9.]*\).*/\1/p' $(OUT)/$$run.jsonl | tail -n 1; done | xargs | \
+	    awk '{ printf "8 experts end at a validation loss of %.3f, the dense model of equal FLOPs at %.3f: %.3f %s\n", \
+	           $$1, $$2, $$1 < $$2 ? $$2 - $$1 : $$1 - $$2, $$1 < $$2 ? "less" : "more" }'
 
 # ---- make lessons ------------------------------------------------------------------------------------------
 
@@ -388,6 +397,10 @@ explorer:  ## doc/explorer.html: these headers in a browser (needs clang and was
 
 site:  ## README, doc/ and the explorer as pages without external resources: site/ (needs cmark-gfm)
 	@rm -rf site && python3 dev/site.py site
+	@echo 'open site/index.html in a browser'
+
+release:  ## build/release: an archive with the site and the explorer inside, of TAG=v0.1.0 or of the last commit
+	@dev/release.sh $(TAG)
 
 # ---- make fuzz, make soak ------------------------------------------------------------------------------------
 

@@ -43,12 +43,14 @@ edges=('train_gpt.cu train_gpt_tp.cu' 'train_gpt_tp.cu train_gpt_pp.cu' 'train_g
 for lesson in dev/lessons/*.cu; do
     edges+=("$(sed -n '2s,^// parent: ,,p' "$lesson") $lesson")
 done
-shown=
+shown=""
+names=()
 for pair in "${edges[@]}"; do
     read -r parent child <<<"$pair"
     name=$(basename "$child" .cu)
+    names+=("$(sed 's/^train_//; s/^gpt_//' <<<"$name")")
     [ -z "${1:-}" ] || [ "$1" = "${name#train_}" ] || [ "train_gpt_$1" = "$name" ] || continue
     edge "$parent" "$child"
     shown=1
 done
-[ -n "$shown" ] || { echo "no lesson '$1': $(printf '%s ' "${edges[@]##*train_}" | sed 's/\.cu//g')" >&2; exit 2; }
+[ -n "$shown" ] || { echo "no lesson '$1': there are" "${names[@]}" >&2; exit 2; }

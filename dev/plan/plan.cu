@@ -31,6 +31,7 @@ namespace llama {
 
 #include "dev/plan/words.h"
 
+#include <glob.h>
 #include <sys/wait.h>
 
 static const char *const PARTS_SHOWN[] = {"tensor", "pipeline", "data"};
@@ -53,16 +54,35 @@ static void print_neighbour(const Search *s, const char *what, Candidate x) {
     printf("  %-26s%s\n", what, text);
 }
 
+// Puts the names of dev/clusters into a line, in order; the folder is the list. Returns the one nearest to `name`.
+static void cluster_names(const char *name, char *line, size_t size, char nearest[64]) {
+    glob_t found;
+    size_t n = 0;
+    int least = 100;
+    nearest[0] = line[0] = '\0';
+    if (glob("dev/clusters/*.json", 0, NULL, &found) != 0) return;
+    for (size_t i = 0; i < found.gl_pathc; i++) {
+        char own[64];
+        const char *file = strrchr(found.gl_pathv[i], '/') + 1;
+        snprintf(own, sizeof own, "%.*s", (int)strcspn(file, "."), file);
+        if (n < size) n += (size_t)snprintf(line + n, size - n, "%s%s", n ? " " : "", own);
+        if (word_distance(name, own) >= least) continue;
+        least = word_distance(name, own);
+        strcpy(nearest, own);
+    }
+    globfree(&found);
+}
+
 // A file, or a name in dev/clusters.
 static bool read_cluster(Cluster *cluster, char path[PATH_MAX], const char *name, Error *err) {
-    static const char *const clusters[] = {"dgx-a100",       "dgx-h100",     "eos-2025",    "foundry-a100-40",
-                                           "foundry-a100-80", "foundry-h100", "holmes-a100", "jean-zay",
-                                           "laptop",         "roce-a100",    "selene-2020", "selene-2021",
-                                           "selene-2022",    "vtrain-a100"};
+    char names[400], nearest[64];
     bool is_path = strchr(name, '/') || strchr(name, '.');
-    if (!is_path && path_print(path, err, "dev/clusters/%s.json", name) && access(path, F_OK) != 0)
-        return error_set(err, "there is no cluster '%s': did you mean %s?", name,
-                         tool_nearest(name, clusters, sizeof clusters / sizeof *clusters));
+    if (!is_path && path_print(path, err, "dev/clusters/%s.json", name) && access(path, F_OK) != 0) {
+        cluster_names(name, names, sizeof names, nearest);
+        bool near = word_distance(name, nearest) <= (int)strlen(name) / 3;
+        return error_set(err, "there is no cluster '%.64s': %s%s%sthere are %s", name, near ? "did you mean " : "",
+                         near ? nearest : "", near ? "? " : "", names);
+    }
     return path_print(path, err, is_path ? "%s" : "dev/clusters/%s.json", name) &&
            cluster_read(cluster, path, err);
 }

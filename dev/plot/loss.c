@@ -1,7 +1,8 @@
 // loss.c: draws the losses of one or more --log files as an SVG: training loss (thin as logged, thick
-// smoothed) and validation loss (dots) over steps.
+// smoothed) and validation loss (dots) over steps. With --text it prints those of one file as lines of text.
 //
 //   loss [--title TEXT] [--smooth STEPS] [--width PIXELS] [--out FILE.svg] [LABEL=]LOG.jsonl ...
+//   loss --text [--out FILE.svg] LOG.jsonl
 #include <cjson/cJSON.h>
 #include <stdbool.h>
 
@@ -177,22 +178,92 @@ static void draw(FILE *out, const Run *runs, int count, const char *title, doubl
     svg_end(out);
 }
 
+// ---- as text --------------------------------------------------------------------------------------------------------
+
+enum { TEXT_ROWS = 8, TEXT_COLUMNS = 52 };
+
+static int text_column(const Axes *a, double step) {
+    return (int)fmin((step - a->x0) / (a->x1 - a->x0) * TEXT_COLUMNS, TEXT_COLUMNS - 1);
+}
+
+static int text_row(const Axes *a, double loss) {
+    return (int)round((a->y1 - loss) / (a->y1 - a->y0) * (TEXT_ROWS - 1));
+}
+
+// Puts the mean of the training losses of each column, joined from one column to the next.
+static void text_train(char rows[TEXT_ROWS][TEXT_COLUMNS + 1], const Axes *a, const Curve *train) {
+    double sums[TEXT_COLUMNS] = {0};
+    int counts[TEXT_COLUMNS] = {0}, previous = -1;
+    if (train->count) {
+        Point first = train->points[0];
+        previous = text_row(a, first.loss);
+        rows[previous][text_column(a, first.step)] = '*';
+    }
+    for (size_t i = 0; i < train->count; i++) {
+        int column = text_column(a, train->points[i].step);
+        sums[column] += train->points[i].loss;
+        counts[column]++;
+    }
+    for (int column = 0; column < TEXT_COLUMNS; column++) {
+        if (counts[column] == 0) continue;
+        int row = text_row(a, sums[column] / counts[column]);
+        for (int between = previous + 1; between < row; between++) rows[between][column] = '*';
+        rows[row][column] = '*';
+        previous = row;
+    }
+}
+
+// Prints the curve in 8 lines of 60 columns, between its least and its largest loss.
+static void print_text(FILE *out, const Run *run) {
+    char rows[TEXT_ROWS][TEXT_COLUMNS + 1];
+    Axes a = {INFINITY, -INFINITY, INFINITY, -INFINITY, 0, 0, 0, 0};
+    extend(&a, &run->train);
+    extend(&a, &run->val);
+    if (!(a.x1 > a.x0)) a.x1 = a.x0 + 1;
+    if (!(a.y1 > a.y0)) a.y1 = a.y0 + 1;
+    for (int row = 0; row < TEXT_ROWS; row++) {
+        memset(rows[row], ' ', TEXT_COLUMNS);
+        rows[row][TEXT_COLUMNS] = '\0';
+    }
+    text_train(rows, &a, &run->train);
+    for (size_t i = 0; i < run->val.count; i++) {
+        Point q = run->val.points[i];
+        rows[text_row(&a, q.loss)][text_column(&a, q.step)] = 'o';
+    }
+    fprintf(out, "loss in nats per token: * training, o validation\n");
+    for (int row = 0; row < TEXT_ROWS; row++) {
+        int length = TEXT_COLUMNS;
+        while (length > 0 && rows[row][length - 1] == ' ') length--;
+        double loss = a.y1 - (a.y1 - a.y0) * row / (TEXT_ROWS - 1);
+        fprintf(out, fabs(loss) < 1000 ? "%6.2f |%.*s\n" : "%6.0e |%.*s\n", loss, length, rows[row]);
+    }
+    char first[32];
+    int width = snprintf(first, sizeof first, "step %.0f", a.x0);
+    fprintf(out, "       +----------------------------------------------------\n");
+    fprintf(out, "        %s%*.0f\n", first, TEXT_COLUMNS - width, a.x1);
+}
+
 int main(int argc, char **argv) {
     static const char usage[] =
         "usage: loss [--title TEXT] [--smooth STEPS] [--width PIXELS] [--out FILE.svg]\n"
         "            [LABEL=]LOG.jsonl ...\n"
+        "       loss --text [--out FILE.svg] LOG.jsonl\n"
         "  --smooth STEPS  also draw the mean of that many steps (default: run / 50; 1: off)\n"
-        "  --out FILE      where to write (default: standard output)\n";
+        "  --out FILE      where to write (default: standard output)\n"
+        "  --text          print the curve of one log as lines of text\n";
     const char *title = NULL, *path = NULL;
+    bool text = false;
     long smooth = 0, width = 1000;
     const PlotFlag flags[] = {{"title", PLOT_TEXT, &title, 0, 0},
                               {"smooth", PLOT_INTEGER, &smooth, 1, 1000000},
                               {"width", PLOT_INTEGER, &width, 300, 20000},
+                              {"text", PLOT_SWITCH, &text, 0, 0},
                               {"out", PLOT_TEXT, &path, 0, 0}};
     tool_begin(argc, argv, usage);
-    bool good = plot_flags("loss", argc, argv, flags, 4);
+    bool good = plot_flags("loss", argc, argv, flags, 5);
     int count = argc - optind;
     if (!good || count < 1) return fputs(usage, stderr), 2;
+    if (text && count > 1) return tool_fail("loss", "--text draws one log");
     if (count > MAX_RUNS) return tool_fail("loss", "at most 8 logs fit into one picture");
     Run runs[MAX_RUNS] = {0};
     Error err;
@@ -201,10 +272,15 @@ int main(int argc, char **argv) {
         if (!read_run(argv[optind + r], &runs[r], &err)) return tool_fail("loss", err.text);
         if (runs[r].train.count > longest) longest = runs[r].train.count;
     }
-    FILE *out = svg_open(path, argv + optind, count, &err);
-    if (!out) return tool_fail("loss", err.text);
-    draw(out, runs, count, title, (double)width, smooth ? (size_t)smooth : longest / 50 + 1);
-    bool ok = svg_close(out, path, &err);
+    bool ok = true;
+    if (text) print_text(stdout, &runs[0]);
+    if (!text || path) {
+        FILE *out = svg_open(path, argv + optind, count, &err);
+        if (!out) return tool_fail("loss", err.text);
+        draw(out, runs, count, title, (double)width, smooth ? (size_t)smooth : longest / 50 + 1);
+        ok = svg_close(out, path, &err);
+    }
+    if (ok && fflush(stdout) != 0) ok = error_set(&err, "cannot print: %s", strerror(errno));
     for (int r = 0; r < count; r++) {
         free(runs[r].train.points);
         free(runs[r].val.points);

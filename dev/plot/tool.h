@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "llmc/host/nearest.h"
+
 #ifndef VERSION  // of the Makefile: the commit
 #define VERSION "unknown"
 #endif
@@ -20,31 +22,11 @@ static inline int tool_fail(const char *tool, const char *text) {
     return 1;
 }
 
-// Returns the fewest insertions, deletions and replacements of letters that turn a into b: words of up to 63 letters.
-static inline int tool_distance(const char *a, const char *b) {
-    int row[64];
-    size_t n = strlen(b);
-    if (n > 63 || strlen(a) > 63) return 64;
-    for (size_t j = 0; j <= n; j++) row[j] = (int)j;
-    for (size_t i = 0; a[i]; i++) {
-        int diagonal = row[0];
-        row[0] = (int)i + 1;
-        for (size_t j = 1; j <= n; j++) {
-            int least = diagonal + (a[i] != b[j - 1]);
-            if (row[j] + 1 < least) least = row[j] + 1;
-            if (row[j - 1] + 1 < least) least = row[j - 1] + 1;
-            diagonal = row[j];
-            row[j] = least;
-        }
-    }
-    return row[n];
-}
-
 // Returns the one of `count` names that is nearest to the word.
 static inline const char *tool_nearest(const char *word, const char *const *names, size_t count) {
     size_t best = 0;
     for (size_t i = 1; i < count; i++)
-        if (tool_distance(word, names[i]) < tool_distance(word, names[best])) best = i;
+        if (word_distance(word, names[i]) < word_distance(word, names[best])) best = i;
     return names[best];
 }
 

@@ -47,7 +47,7 @@ check "the schedules' pictures are those of a simulated step (else: make doc)" "
 main_run() {
     local flags
     flags=$(make --no-print-directory -n DEVICE=cpu run-train 2>/dev/null |
-        sed -n 's/.*train_gpt_3d \(.*--virtual-time.*\) >.*/\1/p')
+        sed -n 's/^ *then .*train_gpt_3d \(.*--virtual-time.*\)/\1/p')
     build/tools/byte_corpus "$dir/text.bin" "$dir/rest.bin" README.md >/dev/null
     # shellcheck disable=SC2086
     $launch -n 8 "$build/train_gpt_3d" $flags --train-data "$dir/text.bin" --trace "$dir/main.json" </dev/null \
@@ -62,7 +62,7 @@ check "the main run's pictures are those of its step on the virtual clock (else:
 plan() {
     local flags
     flags=$(make --no-print-directory -n DEVICE=cpu run-train 2>/dev/null | sed -n 's/.*train_gpt_3d //p' | head -n 1 |
-        sed -E 's/--prompt "[^"]*"//; s/--(train-data|val-data|out|log|trace|val-every) [^ ]*//g')
+        sed -E 's/ *\\$//; s/--prompt "[^"]*"//; s/--(train-data|val-data|out|log|trace|val-every) [^ ]*//g')
     # shellcheck disable=SC2086
     $launch -n 8 "$build/train_gpt_3d" $flags --dry-run >"$dir/plan" 2>&1 </dev/null
     awk '/^<!-- table main/ { on = 1 } /^<!-- end/ { on = 0 }

@@ -63,6 +63,28 @@ refused 'model/tokenizer.json' 'a link that leads nowhere' text --init "$dir/mod
 train --init "$dir/model" --steps 1
 report $? 'which trains without text, too'
 
+# ---- weights alone ---------------------------------------------------------------------------------------------------
+
+bytes="--vocab 257 --layers 1 --channels 8 --heads 1"
+# shellcheck disable=SC2086
+text $bytes --steps 1 --out "$dir/bytes"
+look() {  # look FLAGS...: no data, no step
+    "$build/train_gpt" --init "$dir/bytes/step-00000001" --steps 0 --sample-every 1 --sample-tokens 8 --prompt axb "$@" \
+        >"$dir/out" 2>"$dir/err" </dev/null
+}
+before=$(cat "$dir"/bytes/step-00000001/* | cksum)
+look && [ "$(grep -c '^sample: axb' "$dir/out")" = 1 ] && [ ! -s "$dir/err" ]
+report $? "a checkpoint is sampled without data: $(grep -a '^sample' "$dir/out" | head -c 40 | tr -cd ' -~')"
+first=$(cksum <"$dir/out")
+look && [ "$first" = "$(cksum <"$dir/out")" ]
+report $? 'twice the same'
+look --seed 2 && [ "$first" != "$(cksum <"$dir/out")" ] && grep -q '^sample: axb' "$dir/out"
+report $? 'another seed, another sample'
+[ "$before" = "$(cat "$dir"/bytes/step-00000001/* | cksum)" ] && [ "$(ls "$dir/bytes")" = step-00000001 ]
+report $? 'the checkpoint stays as it was'
+refused 'train-data is missing' 'with a step' look --steps 1
+refused 'train-data is missing' 'with a folder to save to' look --out "$dir/other"
+
 # ---- one that cannot be read, beside sound weights -------------------------------------------------------------------
 
 rm "$dir/model/tokenizer.json"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # run_terminal.sh [BUILD]: the terminal as a user meets it: --help and --version of every tool, the name that a
 # misspelt word may mean, make help, and the sentences after a signal.
-# needs: fp32/train_gpt_3d tools/plan tools/experts tools/figures tools/study tools/scale tools/bubbles tools/schedule tools/timeline tools/profile tools/loss tools/byte_corpus
+# needs: fp32/train_gpt fp32/train_gpt_3d tools/plan tools/experts tools/figures tools/study tools/scale tools/bubbles tools/schedule tools/timeline tools/profile tools/loss tools/byte_corpus
 . "$(dirname "$0")/report.sh"
 cpu_only 'the words are the same'
 
@@ -38,7 +38,9 @@ says() { # says WHAT PATTERN COMMAND...: it fails, and its sentence has the patt
     [ $? != 0 ] && grep -q -- "$pattern" "$dir/out"
     report $? "$what: $(head -n 1 "$dir/out")"
 }
-says 'a misspelt flag of a trainer' "unknown flag '--layer': --help all lists" "$build/train_gpt_3d" --layer 4
+says 'a misspelt flag of a trainer' "unknown flag '--layer': did you mean --layers?" "$build/train_gpt_3d" --layer 4
+says 'a flag of another trainer' '^error: --tensor is for train_gpt_tp and the trainers after it' "$build/train_gpt" \
+    --tensor 2
 says 'a misspelt flag of a tool' 'did you mean --width' build/tools/timeline --widht 3
 says 'a misspelt flag of the planner' 'did you mean --cluster' build/tools/plan --model gpt2 --clutser dgx-a100
 says 'a misspelt schedule of the planner' 'did you mean zb-auto' build/tools/plan --model gpt2 --cluster dgx-a100 \
@@ -48,7 +50,9 @@ says 'a misspelt model' 'did you mean gpt3-175b' build/tools/plan --model gpt3-1
 says 'a misspelt cluster' 'did you mean dgx-a100' build/tools/plan --model gpt2 --cluster dgxa100 --gpus 8 --batch 8
 says 'a misspelt schedule' 'did you mean zb-auto' build/tools/schedule --stages 4 --micros 8 zbauto
 says 'a list of one step' 'stage 1 has 1 step, and' build/tools/schedule 'F0 B0; F0'
-says 'a misspelt target' 'there is no target .trian.: .make help. lists' make trian
+says 'a cluster that nobody could mean' 'no cluster .foo.: there are dgx-a100 dgx-h100 .*vtrain-a100' make plan CLUSTER=foo
+says 'a misspelt target' 'there is no target .trian.: did you mean .make train.. .make help. lists' make trian
+says 'a target that nobody could mean' 'there is no target .quux.: .make help. lists' make quux
 says 'a program of another folder' 'PRECISION' make build/cpu-bf17/train_gpt_3d
 # One list of models: the trainers' own, train_llama's among them; the planner and the explorer have all of them.
 names=$({ "$build/train_gpt_3d" --help | sed -n '/--model NAME/,/--layers/p'
@@ -62,11 +66,16 @@ report $? "the planner and the explorer know the trainers' $(wc -w <<<"$names") 
 "$build/train_gpt_3d" --model ptdp-1.7b --dry-run --data 1 >"$dir/out" 2>&1
 grep -q '24 layers, 24 heads, 2304 channels' "$dir/out"
 report $? "a trainer knows the planner's models: $(sed -n 2p "$dir/out")"
-for file in dev/clusters/*.json; do
-    name=$(basename "$file" .json)
-    grep -q "\"$name\"" dev/plan/plan.cu
-    report $? "plan knows the cluster $name"
-done
+make lessons LESSON=foo >"$dir/out" 2>&1
+lessons=$(sed -n "s/^no lesson 'foo': there are //p" "$dir/out")
+wrong=
+for lesson in $lessons; do dev/lessons.sh "$lesson" | grep -q '^==== ' || wrong+=" $lesson"; done
+[ "$(wc -w <<<"$lessons")" = $((3 + $(ls dev/lessons/*.cu | wc -l))) ] && [ -z "$wrong" ]
+report $? "a misspelt lesson: the names that LESSON= takes are $lessons$wrong"
+make --no-print-directory -n -W train_gpt.cu DEVICE=cpu build/cpu-fp32/train_gpt V=1 2>&1 | grep -q '^[a-z+]* .*-o build/cpu-fp32/train_gpt'
+report $? 'V=1 shows the commands'
+make --no-print-directory -n -W train_gpt.cu DEVICE=cpu build/cpu-fp32/train_gpt 2>&1 | grep -q "^echo 'build/cpu-fp32/train_gpt';"
+report $? 'a program that is built is one short line'
 
 make help >"$dir/out" 2>&1
 [ "$(awk 'NR == 2 || NR == 3 { print $1 }' "$dir/out" | xargs)" = 'train test' ]

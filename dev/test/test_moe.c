@@ -397,7 +397,7 @@ static void group_refusals(Context *x) {
         {4, "--expert-parallel 4 --experts 6", "--expert-parallel 4 does not divide --experts 6"},
         {4, "--expert-parallel 2 --zero 0", "--expert-parallel 2 needs --zero 1"},
         {1, "--init golden", "\"model_type\" is not \"gpt2_moe\""},
-        {1, "--expert-paralel 2", "unknown flag '--expert-paralel': --help all lists all flags"},
+        {1, "--expert-paralel 2", "unknown flag '--expert-paralel': did you mean --expert-parallel?"},
         {1, "--tensor 2", "--tensor is for train_gpt_tp"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {

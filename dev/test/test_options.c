@@ -5,8 +5,6 @@
 
 enum { ALL = OPTIONS_TENSOR | OPTIONS_PIPELINE | OPTIONS_DATA, MAX_WORDS = 64 };
 
-static const RankOptions ONE_RANK = {NULL, 0, 0, NULL, NULL};
-
 // Parses a command line of words separated by blanks; '' stands for an empty word.
 static bool parse(Options *o, const char *line, unsigned sections, Error *err) {
     static char text[4096];  // options keep pointers into it
@@ -21,7 +19,7 @@ static bool parse(Options *o, const char *line, unsigned sections, Error *err) {
         if (*rest) words[count++] = strcmp(rest, "''") == 0 ? empty : rest;
         rest = last ? end : end + 1;
     }
-    return options_parse(o, NULL, count, words, sections ? rank_options(sections) : ONE_RANK, err);
+    return options_parse(o, NULL, count, words, sections ? rank_options(sections) : one_rank_options(), err);
 }
 
 static bool resolve(Options *o, const char *line, unsigned sections, size_t ranks, const GPTConfig *file,
@@ -44,16 +42,19 @@ typedef struct {
 } Refusal;
 
 static const Refusal REFUSALS[] = {
-    {"--train-date x", "unknown flag '--train-date': --help all lists all flags of this trainer", 0, 1},
-    {"--sterps=3", "unknown flag '--sterps=3': --help all lists all flags of this trainer", 0, 1},
+    {"--train-date x", "unknown flag '--train-date': did you mean --train-data? --help all lists all flags of this trainer", 0, 1},
+    {"--sterps=3", "unknown flag '--sterps=3': did you mean --steps? --help all lists", 0, 1},
     {"--help no", "'no' is not a flag", 0, 1},
     {"-x", "unknown flag '-x'", 0, 1},
     {"--", "not a flag", 0, 1},
     {"-", "unknown flag '-'", 0, 1},
-    {"--layer 3", "unknown flag '--layer'", 0, 1},
-    {"--layer=3", "unknown flag '--layer=3'", 0, 1},
+    {"--layer 3", "unknown flag '--layer': did you mean --layers?", 0, 1},
+    {"--layer=3", "unknown flag '--layer=3': did you mean --layers?", 0, 1},
     {"--val 3", "unknown flag '--val'", 0, 1},
-    {"--tensor 2", "unknown flag '--tensor'", 0, 2},
+    {"--frobnicate 3", "unknown flag '--frobnicate': --help all lists all flags of this trainer", 0, 1},
+    {"--tensor 2", "--tensor is for train_gpt_tp and the trainers after it, not for this trainer", 0, 2},
+    {"--zero=1", "--zero is for train_gpt_3d", 0, 1},
+    {"--tenser 2", "unknown flag '--tenser': did you mean --tensor?", ALL, 2},
     {"--tensor 2", "--tensor is for train_gpt_tp", OPTIONS_DATA, 2},
     {"--pipeline=2", "--pipeline is for train_gpt_pp", OPTIONS_TENSOR, 2},
     {"--zero 1", "--zero is for train_gpt_3d", OPTIONS_TENSOR | OPTIONS_PIPELINE, 2},
@@ -63,7 +64,7 @@ static const Refusal REFUSALS[] = {
     {"--steps", "--steps needs a value", 0, 1},
     {"--seq 8 --steps", "--steps needs a value", 0, 1},
     {"--out --steps 5", "--out needs a value, but '--steps' follows", 0, 1},
-    {"--dry-run=1", "unknown flag '--dry-run=1'", 0, 1},
+    {"--dry-run=1", "unknown flag '--dry-run=1': --dry-run takes no value", 0, 1},
     {"--steps 12x", "--steps must be a whole number from 0 to 1000000000000000, not '12x'", 0, 1},
     {"--steps 1e3", "not '1e3'", 0, 1},
     {"--steps -1", "not '-1'", 0, 1},
@@ -89,6 +90,9 @@ static const Refusal REFUSALS[] = {
     {"--model d13", "--model must be one of d12|d24|d36|d48", 0, 1},
     {"--out ''", "--out must be a text that is not empty", 0, 1},
     {"", "--train-data is missing", 0, 1},
+    {"--init x --steps 0", "--train-data is missing", 0, 1},
+    {"--init x --steps 0 --sample-every 1 --out y", "--train-data is missing", 0, 1},
+    {"--init x --steps 1 --sample-every 1", "--train-data is missing", 0, 1},
     {"--train-data x --channels 100 --heads 3", "--heads 3 does not divide --channels 100", 0, 1},
     {"--train-data x --seq 65 --max-seq 64", "--seq 65 is longer", 0, 1},
     {"--train-data x --micro-batch 4 --global-batch 6", "--global-batch 6 is not a multiple", 0, 1},
@@ -159,6 +163,10 @@ static void test_defaults(Check *c) {
     check(c, ok && o.val_every == 0, "--val-every 0 turns it off");
     ok = resolve(&o, "--dry-run", 0, 1, NULL, &err);
     check(c, ok && o.dry_run, "--dry-run needs no data");
+    ok = resolve(&o, "--init x --steps 0 --sample-every 1", 0, 1, NULL, &err);
+    check(c, ok, "a sample of weights needs no data %s", err.text);
+    ok = resolve(&o, "--init x --steps 0 --val-data y", 0, 1, NULL, &err);
+    check(c, ok, "nor does a validation %s", err.text);
     ok = parse(&o, "--help --steps 3", 0, &err);
     check(c, ok && o.help == 1 && o.steps == 3, "--help");
     ok = parse(&o, "-h", 0, &err);
@@ -289,9 +297,9 @@ static void test_own(Check *c) {
     char *wrong[] = {(char *)"train_moe", (char *)"--capacity", (char *)"0"};
     Options o;
     Error err;
-    bool ok = options_parse(&o, &table, 5, words, ONE_RANK, &err);
+    bool ok = options_parse(&o, &table, 5, words, one_rank_options(), &err);
     check(c, ok && own.experts == 4 && own.capacity == 1.25 && o.config.L == 3, "a lesson's flags and their defaults");
-    ok = !options_parse(&o, &table, 3, wrong, ONE_RANK, &err);
+    ok = !options_parse(&o, &table, 3, wrong, one_rank_options(), &err);
     check(c, ok && strstr(err.text, "--capacity must be a number from 0.001"), "out of range: %s", err.text);
     size_t size = 0;
     FILE *file = open_memstream(&text, &size);

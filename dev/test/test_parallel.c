@@ -961,7 +961,7 @@ static const Refusal REFUSALS[] = {
     {"ranks that are not t * p", {"train_gpt_pp", 3, "--tensor 2"}, GOOD, 2, "--tensor 2"},
     {"a flag of data parallelism", {"train_gpt_pp", 2, "--zero 1"}, GOOD, 2, "train_gpt_3d"},
     {"a flag that data parallelism lacks", {"train_data", 2, "--tensor 2"}, GOOD, 2, "train_gpt_tp"},
-    {"one that it has", {"train_gpt", 1, "--overlap 0"}, GOOD, 2, "unknown flag '--overlap'"},
+    {"one that it has", {"train_gpt", 1, "--overlap 0"}, GOOD, 2, "--overlap is for train_gpt_3d"},
     {"ranks that are not d", {"train_data", 2, "--data 4"}, GOOD, 2, "--data 4"},
     {"everything on every rank", {"train_fsdp", 2, "--zero 0"}, GOOD, 2, "train_data"},
     {"a stage that is another lesson", {"train_fsdp", 2, "--shard 1"}, GOOD, 2, "--shard must be one of 2|3"},

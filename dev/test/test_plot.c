@@ -144,6 +144,23 @@ static void test_loss(const char *dir) {
               strstr(text, ">again: 1."),
           "loss: two runs, with the last line cut off");
     free(text);
+    char printed[256];
+    snprintf(printed, sizeof printed, "%s", in(dir, "log.txt"));
+    run_output = printed;
+    drawn = run(loss_main, "loss --text %s/log.jsonl", dir);
+    run_output = "/dev/null";
+    text = read_output(printed);
+    size_t widest = 0;
+    for (const char *line = text; *line; line += strcspn(line, "\n") + 1) {
+        if (strcspn(line, "\n") > widest) widest = strcspn(line, "\n");
+    }
+    check(&c, drawn == 0 && occurrences(text, "\n") == 11 && widest <= 60, "loss: %zu lines of text, %zu columns",
+          occurrences(text, "\n"), widest);
+    check(&c, strstr(text, "\n  5.50 |*\n") && strstr(text, "\n  1.4") && occurrences(text, "o") == 4 + 4 &&
+                  strstr(text, "step 0 ") && strstr(text, " 200\n"),
+          "loss: from the first loss down to the least, with four validations");
+    free(text);
+    check(&c, run(loss_main, "loss --text %s/log.jsonl %s/log.jsonl", dir, dir) == 1, "loss: text is of one log");
     check(&c, run(loss_main, "loss --smooth 1 --out %s/loss.svg %s/log.jsonl", dir, dir) == 0, "loss: not smoothed");
     write_in(dir, "one.jsonl", "{\"step\":0,\"loss\":3}\n");
     check(&c, run(loss_main, "loss --out %s/one.svg %s/one.jsonl", dir, dir) == 0, "loss: a single step");

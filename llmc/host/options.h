@@ -6,6 +6,7 @@
 #define LLMC_OPTIONS_H
 
 #include "llmc/host/error.h"
+#include "llmc/host/nearest.h"
 #include "llmc/host/options_table.h"
 
 #ifndef VERSION  // of the Makefile: the commit
@@ -31,6 +32,25 @@ static inline bool option_is_in(const Field *f, unsigned sections) {
     return !of || (of & sections);
 }
 
+// Refuses a flag that no trainer has, and says which of this trainer's it may mean: one that is at most two letters away.
+static inline bool option_unknown(const Options *o, const char *word, const char *name, Error *err) {
+    const char *nearest = NULL;
+    int least = 3;
+    for (const FieldTable *t = o->tables; t < o->tables + 3; t++) {
+        for (const Field *f = t->fields; f < t->fields + t->count; f++) {
+            if (f->type == FIELD_TITLE || !option_is_in(f, o->groups.sections)) continue;
+            int distance = word_distance(name, f->name);
+            if (distance >= least || distance >= (int)strlen(f->name)) continue;
+            least = distance;
+            nearest = f->name;
+        }
+    }
+    if (nearest)
+        return error_set(err, "unknown flag '%s': did you mean --%s? --help all lists all flags of this trainer", word,
+                         nearest);
+    return error_set(err, "unknown flag '%s': --help all lists all flags of this trainer", word);
+}
+
 // Reads the flag argv[*i] and its value, which may be the next word. Moves *i to the last word read. Refuses a flag
 // that this trainer lacks.
 static inline bool option_read(const Options *o, int argc, char **argv, int *i, Error *err) {
@@ -43,8 +63,8 @@ static inline bool option_read(const Options *o, int argc, char **argv, int *i, 
     bool dashes = strncmp(word, "--", 2) == 0;
     snprintf(name, sizeof name, "%.*s", dashes ? (int)strcspn(word + 2, "=") : 0, word + 2 * dashes);
     const Field *f = dashes ? fields_find(o->tables, 3, name, &object) : NULL;
-    if (!f || (f->type == FIELD_MARK && text))
-        return error_set(err, "unknown flag '%s': --help all lists all flags of this trainer", word);
+    if (!f) return option_unknown(o, word, name, err);
+    if (f->type == FIELD_MARK && text) return error_set(err, "unknown flag '%s': --%s takes no value", word, name);
     if (!option_is_in(f, o->groups.sections))
         return error_set(err, "--%s is for %s, not for this trainer", f->name, o->groups.trainers(f->tags));
     if (f->type == FIELD_MARK) {
@@ -190,7 +210,9 @@ static inline bool options_resolve(Options *o, const GPTConfig *file, size_t ran
     if (o->ramp_text && !ramp_parse(&o->ramp, o->ramp_text, o->global_batch, unit, err)) return false;
     if (o->eval && !o->init && !o->resume)
         return error_set(err, "--eval %s needs the weights that it measures: --init or --resume", o->eval);
-    if (!o->train_data && !o->dry_run && !o->simulate && !o->eval)
+    // Without a step the weights are only looked at: a sample or a validation needs no data to train on.
+    bool looks = o->steps == 0 && !o->out && (o->sample_every || o->val_every);
+    if (!o->train_data && !o->dry_run && !o->simulate && !o->eval && !looks)
         return error_set(err, "--train-data is missing: it names the shards");
     if (o->val_every && !o->val_data) return error_set(err, "--val-every %zu needs --val-data", o->val_every);
     if (o->save_every && !o->out) return error_set(err, "--save-every %zu needs --out", o->save_every);

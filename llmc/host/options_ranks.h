@@ -1,6 +1,6 @@
 // options_ranks.h: the flags of trainers of several ranks, and the grid that they ask for.
 //
-// defines: OPTIONS_TENSOR, OPTIONS_PIPELINE, OPTIONS_DATA, RANK_OPTIONS, rank_options
+// defines: OPTIONS_TENSOR, OPTIONS_PIPELINE, OPTIONS_DATA, RANK_OPTIONS, rank_options, one_rank_options
 #ifndef LLMC_OPTIONS_RANKS_H
 #define LLMC_OPTIONS_RANKS_H
 
@@ -96,6 +96,13 @@ static inline const char *rank_option_trainers(unsigned tags) {
 static inline RankOptions rank_options(unsigned sections) {
     const RankOptions x = {RANK_OPTIONS, sizeof RANK_OPTIONS / sizeof *RANK_OPTIONS, sections,
                            rank_option_trainers, rank_options_resolve};
+    return x;
+}
+
+// The same for a trainer of one rank: none of these flags, but each is refused with the trainers that have it.
+static inline RankOptions one_rank_options(void) {
+    RankOptions x = rank_options(0);
+    x.resolve = NULL;
     return x;
 }
 

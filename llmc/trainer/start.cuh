@@ -157,7 +157,8 @@ static inline bool trainer_prepare(Trainer *m, int argc, char **argv, const Less
 // one sentence, and the program leaves with exit code 2. ranks.cuh has another one for trainers of several ranks.
 static inline void trainer_open(Trainer *m, int argc, char **argv) {
     Error err;
-    const Lesson lesson = {};
+    Lesson lesson = {};
+    lesson.groups = one_rank_options();
     trainer_simulate(argc, argv, &lesson);
     job_start(&m->job, &argc, &argv);
     job_agree(&m->job, job_check_launcher(&m->job, &err), &err);

@@ -1,0 +1,103 @@
+#!/usr/bin/env bash
+# train.sh COMMAND... [then COMMAND...]: what `make train` does around its runs: starts the first, says after Ctrl-C how
+# it goes on, and at its end starts the second (on the virtual clock), draws pictures and shows what came out. The
+# Makefile gives OUT, DIR (of the programs), RANKS, LAYOUT, TRACE (of the run to draw) and RESUME in the environment.
+set -u
+case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac
+
+# Sets checkpoint, its step, and `steps` of its whole run, of the newest one in $OUT. False if that run is over.
+unfinished() {
+    checkpoint=$(find "$OUT" -maxdepth 1 -name 'step-*' | sort | tail -n 1)
+    step=$(sed -n 's/^  "step": \([0-9]*\),*$/\1/p' "$checkpoint/trainer.json" 2>/dev/null)
+    steps=$(sed -n 's/^  "steps": \([0-9]*\),*$/\1/p' "$checkpoint/trainer.json" 2>/dev/null)
+    [ "${step:-0}" -lt "${steps:-0}" ]
+}
+
+# Prints a command as it can be pasted, in lines of at most 100 columns.
+show() {
+    local word line=
+    for word in "$@"; do
+        word=$(printf '%q' "$word")
+        if [ $((${#line} + ${#word})) -gt 97 ]; then
+            echo "$line \\"
+            line=$'    '$word
+        else
+            line+=${line:+ }$word
+        fi
+    done
+    echo "$line"
+}
+
+# size FLAG: the number that LAYOUT gives to it, or 1.
+size() {
+    local value
+    value=$(sed -n "s/.*--$1[ =]\([0-9]*\).*/\1/p" <<<"$LAYOUT")
+    echo "${value:-1}"
+}
+
+# What the ranks did, as one sentence.
+story() {
+    local t p d said
+    t=$(size tensor) p=$(size pipeline)
+    d=$((RANKS / (t * p)))
+    said="$RANKS ranks trained one model of $parameters parameters:"
+    [ "$RANKS" != 1 ] || said="One rank trained a model of $parameters parameters"
+    [ "$t" = 1 ] || said+=" each matrix was cut into $t (tensor),"
+    [ "$p" = 1 ] || said+=" the layers into $p stages (pipeline),"
+    [ "$d" = 1 ] || said+=" the batch into $d shares (data),"
+    echo "${said%,}."
+}
+
+# The row of the mean over the ranks, in two lines.
+times() {
+    awk -v clock="$([[ $TRACE == */virtual.json ]] && echo ' on the virtual clock, where each rank has a device')" '
+        $1 == "mean" {
+            printf "A step took %.1f ms%s:\n%.0f%% compute, %.0f%% optimizer; waiting: %.0f%% for tensor ranks, " \
+                "%.0f%% for stages, %.0f%% for data ranks, %.0f%% else.\n", $2, clock, $4, $6, $8, $10, $12, $14
+        }' "$OUT/profile.txt"
+}
+
+train=()
+while [ $# -gt 0 ] && [ "$1" != 'then' ]; do
+    train+=("$1")
+    shift
+done
+[ $# -eq 0 ] || shift
+
+before=0  # steps that an earlier run has done
+if unfinished && [ -z "$RESUME" ]; then
+    echo "note: $checkpoint is of a run that was stopped. This one starts anew; make train RESUME=1 would go on"
+fi
+[ -z "$RESUME" ] || before=${step:-0}
+show "${train[@]}"
+# After Ctrl-C the ranks save, and the trainer's sentence comes; then ours.
+trap 'stopped=1' INT TERM HUP
+stopped=
+env "${train[@]}"
+code=$?
+if unfinished && { [ -n "$stopped" ] || [ $code = 0 ]; }; then
+    echo "make train RESUME=1 goes on from step $step"
+    exit 0
+fi
+[ -z "$stopped" ] || exit 130
+[ $code = 0 ] || exit $code
+trap - INT TERM HUP
+
+set -e
+[ $# -eq 0 ] || { env "$@" >/dev/null && before=0; }
+build/tools/timeline --step $((before + 5)) --pipeline "$(size pipeline)" --out "$OUT/timeline.svg" "$TRACE" \
+    2>"$OUT/timeline.txt"
+build/tools/profile --out "$OUT/profile.svg" "$TRACE" >"$OUT/profile.txt"
+echo
+build/tools/loss --text --out "$OUT/loss.svg" "$OUT/log.jsonl"
+echo
+look=("$DIR/train_gpt" --init "$checkpoint" --steps 0 --sample-every 1 --prompt "The ")
+parameters=$("${look[@]}" --dry-run | sed -n 's/.*: \([0-9]*\) parameters$/\1/p')
+story
+times
+echo "It predicts one byte after another, and writes:"
+"${look[@]}" | sed -n '/^sample: /,$p'
+echo "checkpoint   $checkpoint"
+echo "log          $OUT/log.jsonl    loss curve $OUT/loss.svg"
+echo "trace        $OUT/trace.json   timeline   $OUT/timeline.svg"
+echo "profile      $OUT/profile.txt   drawn in   $OUT/profile.svg"
