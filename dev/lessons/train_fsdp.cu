@@ -325,8 +325,8 @@ static void backward(GPT *m, Acts *acts, const int *inputs, int micro) {
         use_bucket(m, 2 + l);
         wait_for(m, m->reduced_window[window_of(m, 2 + l, 2)], "wait data");
         layer_backward(m, l, &acts->layers[l], acts->residual[l], add && m->grid.d == 1);
-        if (l >= m->windows) gather_buckets(m, 2 + l - m->windows, 3 + l - m->windows);  // first, as it is needed first
-        reduce_bucket(m, 2 + l, add);
+        reduce_bucket(m, 2 + l, add);  // first: layer l - 2 waits for it, too, and it may begin at once
+        if (l >= m->windows) gather_buckets(m, 2 + l - m->windows, 3 + l - m->windows);
     }
     const floatX *dout = dropout_backward(dx, dx, drop(m, DROPOUT_EMBEDDING, 0), Nl, C, m->stream);
     encoder_backward(m->dw[0][WTE], m->dw[0][WPE], dout, inputs, B, T, C, m->config.maxT, m->V0, m->Vl, add, m->stream);
