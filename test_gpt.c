@@ -1,27 +1,30 @@
-// test_gpt.c: runs the trainers as a user would, by their command line, and compares what they leave behind
-// (losses, norms, gradients, weights, checkpoints, error messages) with the fp64 reference, llmc/reference.h.
+// test_gpt.c: runs the trainers as a user would, by their command line, and compares what they
+// leave behind (losses, norms, gradients, weights, checkpoints, error messages) with the fp64
+// reference, llmc/reference.h.
 //
 //   test_gpt BUILD_DIR [GROUP]      for example: test_gpt build/cpu-fp32 golden
 //
-// Run it in the root of the repository. BUILD_DIR holds the trainers; -bf16 in its name selects the bounds of
-// that precision. The groups are listed above main: one rank's computation, then the matrix of all layouts. A
-// new layout is a row in ROWS. dev/test/test_parallel.c has the other tests of several ranks. A check
-// that guards against a known bug of this field names it in quotation marks. All files go to a folder below
-// BUILD_DIR, which is removed at the end.
+// Run it in the root of the repository. BUILD_DIR holds the trainers; -bf16 in its name selects
+// the bounds of that precision. The groups are listed above main: one rank's computation, then
+// the matrix of all layouts. A new layout is a row in ROWS. dev/test/test_parallel.c has the
+// other tests of several ranks. A check that guards against a known bug of this field names it in
+// quotation marks. All files go to a folder below BUILD_DIR, which is removed at the end.
 #define _GNU_SOURCE
 #include "dev/test/check_trace.h"
 #include "dev/test/compare_runs.h"
 
-// ---- group reference ------------------------------------------------------------------------------------
+// ---- group reference -------------------------------------------------------------------
 
-// Backward against central differences of forward, every single parameter; with dropout too, whose masks stay.
+// Backward against central differences of forward, every single parameter; with dropout too,
+// whose masks stay.
 static void test_finite_differences(Context *x, double dropout) {
     enum { B = 2, T = 4 };
     Reference ref = random_model(2, 6, 2, 7, 5, 0.5, 1);
     int *tokens = random_tokens(B * T + 1, 7, 2);
     ref.dropout = dropout_make(dropout, 7, 3, 5);
     Errors e = compare_differences(&ref, reference_loss_and_gradients, tokens, B, T);
-    check(&x->check, e.worst < 1e-7, "reference: gradients against finite differences, dropout %g: %.1e (%s)", dropout,
+    check(&x->check, e.worst < 1e-7,
+          "reference: gradients against finite differences, dropout %g: %.1e (%s)", dropout,
           e.worst, e.name);
     free(tokens);
     reference_free(&ref);
@@ -35,7 +38,8 @@ static void test_reference_sums(Context *x) {
     Reference ref = reference_copy(g), wide = reference_create(&wide_config);
     for (size_t i = 0; i < g->table.count; i++) {
         const Tensor *from = &g->table.tensors[i], *to = &wide.table.tensors[i];
-        memcpy(wide.params + to->offset, g->params + from->offset, from->rows * from->cols * sizeof(double));
+        memcpy(wide.params + to->offset, g->params + from->offset,
+               from->rows * from->cols * sizeof(double));
     }
     double loss = (reference_mean_loss(&ref, x->tokens, 24, 0, 4, 1.0 / 192) +
                    reference_mean_loss(&ref, x->tokens, 24, 4, 4, 1.0 / 192)) / 2;
@@ -52,7 +56,8 @@ static void test_reference_sums(Context *x) {
     reference_free(&wide);
 }
 
-// The independent case: PyTorch in float64 made the losses and norms; its gradients are stored as fp32.
+// The independent case: PyTorch in float64 made the losses and norms; its gradients are stored as
+// fp32.
 static void test_reference_golden(Context *x) {
     Reference ref = reference_copy(&x->golden);
     Expected ours = reference_train(&ref, &x->training, x->tokens, false);
@@ -62,14 +67,17 @@ static void test_reference_golden(Context *x) {
     for (size_t s = 0; s < x->training.steps; s++) {
         const cJSON *losses = cJSON_GetObjectItem(json, "losses");
         const cJSON *norms = cJSON_GetObjectItem(json, "grad_norms");
-        loss = fmax(loss, relative(ours.losses[s], cJSON_GetArrayItem(losses, (int)s)->valuedouble));
+        loss =
+            fmax(loss, relative(ours.losses[s], cJSON_GetArrayItem(losses, (int)s)->valuedouble));
         norm = fmax(norm, relative(ours.norms[s], cJSON_GetArrayItem(norms, (int)s)->valuedouble));
     }
     Errors e = compare_tensors(&ref.table, ours.gradients, gradients);
-    check(&x->check, loss < 1e-9, "reference: %zu golden losses %.1e (bound 1e-9)", x->training.steps, loss);
-    check(&x->check, norm < 1e-9, "reference: %zu golden norms %.1e (bound 1e-9)", x->training.steps, norm);
-    check(&x->check, read && e.worst < 1e-7, "reference: golden gradients %.1e (%s; bound 1e-7)", e.worst,
-          e.name);
+    check(&x->check, loss < 1e-9, "reference: %zu golden losses %.1e (bound 1e-9)",
+          x->training.steps, loss);
+    check(&x->check, norm < 1e-9, "reference: %zu golden norms %.1e (bound 1e-9)",
+          x->training.steps, norm);
+    check(&x->check, read && e.worst < 1e-7, "reference: golden gradients %.1e (%s; bound 1e-7)",
+          e.worst, e.name);
     cJSON_Delete(json);
     free(gradients);
     expected_free(&ours);
@@ -83,49 +91,53 @@ static void group_reference(Context *x) {
     test_reference_golden(x);
 }
 
-// ---- group golden: one rank against the golden case -----------------------------------------------------
+// ---- group golden: one rank against the golden case ------------------------------------
 
 // The table "is my difference normal?" for one rank, tensor by tensor.
 static void print_tensor_table(const Context *x, const double *got, const double *golden) {
     double bound = bounds(x, &x->golden.config).gradient;
-    printf("     %-28s %12s %12s %12s %9s\n", "gradient (one rank)", "L2 norm", "vs PyTorch", "vs reference",
-           "bound");
+    printf("     %-28s %12s %12s %12s %9s\n", "gradient (one rank)", "L2 norm", "vs PyTorch",
+           "vs reference", "bound");
     for (size_t i = 0; i < x->golden.table.count; i++) {
         const Tensor *t = &x->golden.table.tensors[i];
         double norm = 0;
         for (size_t k = t->offset; k < t->offset + t->size; k++) norm += golden[k] * golden[k];
-        printf("     %-28s %12.5g %12.2e %12.2e %9.2g\n", t->name, sqrt(norm), tensor_error(t, got, golden),
-               tensor_error(t, got, x->expected.gradients), bound);
+        printf("     %-28s %12.5g %12.2e %12.2e %9.2g\n", t->name, sqrt(norm),
+               tensor_error(t, got, golden), tensor_error(t, got, x->expected.gradients), bound);
     }
 }
 
 static void group_golden(Context *x) {
-    // A GPU takes a second and more to start a program: there the whole batch at once, and the smallest micro-batches.
+    // A GPU takes a second and more to start a program: there the whole batch at once, and the
+    // smallest micro-batches.
     static const size_t MICRO_BATCHES[] = {1, 8, 2, 4};
     const size_t count = on_gpu(x) ? 2 : 4;
     const ParamTable *table = &x->golden.table;
     Bounds bound = bounds(x, &table->config);
     Errors errors[4];
     char name[32], flags[ARG_BYTES];
-    double *got = allocate(table->total * sizeof(double)), *golden = allocate(table->total * sizeof(double));
+    double *got = allocate(table->total * sizeof(double)),
+           *golden = allocate(table->total * sizeof(double));
     bool have_golden = read_tensors("golden/gradients.safetensors", "", table, golden);
     training_flags(flags, &x->training, "golden", "golden/train.bin");
     for (size_t i = 0; i < count; i++) {
         snprintf(name, sizeof name, "micro-batches of %zu", MICRO_BATCHES[i]);
-        bool ok = trains(x, "%s --micro-batch %zu --log log --dump-gradients gradients --out out", flags,
-                         MICRO_BATCHES[i]);
+        bool ok = trains(x, "%s --micro-batch %zu --log log --dump-gradients gradients --out out",
+                         flags, MICRO_BATCHES[i]);
         ok = ok && have_golden && read_tensors("gradients", "", table, got);
         if (i == 0 && ok) print_tensor_table(x, got, golden);
         if (!x->bf16) {
             double worst = ok ? compare_tensors(table, got, golden).worst : INFINITY;
-            check(&x->check, worst <= bound.gradient, "%s: gradients against PyTorch's %.1e (bound %.1e)", name, worst,
+            check(&x->check, worst <= bound.gradient,
+                  "%s: gradients against PyTorch's %.1e (bound %.1e)", name, worst,
                   bound.gradient);
         }
         check_run(x, name, table, &x->expected, x->training.steps, &errors[i]);
-        Errors e = state_errors(table, "out/step-00000005/model.safetensors", "", x->expected.weights);
+        Errors e =
+            state_errors(table, "out/step-00000005/model.safetensors", "", x->expected.weights);
         check(&x->check, e.worst <= bound.weight && e.whole <= bound.weights,
-              "%s: updated weights %.1e (bound %.1e), %s %.1e (%.1e)", name, e.whole, bound.weights, e.name, e.worst,
-              bound.weight);
+              "%s: updated weights %.1e (bound %.1e), %s %.1e (%.1e)", name, e.whole,
+              bound.weights, e.name, e.worst, bound.weight);
         remove_tree("out");
     }
     print_errors_head(bound.gradient);
@@ -137,7 +149,7 @@ static void group_golden(Context *x) {
     free(golden);
 }
 
-// ---- group shapes: odd sizes against the reference ------------------------------------------------------
+// ---- group shapes: odd sizes against the reference -------------------------------------
 
 typedef struct {
     const char *name;
@@ -162,7 +174,9 @@ static void group_shapes(Context *x) {
         const Shape *s = &SHAPES[i];
         Training h = {s->T, s->global, STEPS, 1e-4, 0.1, 1.0, 0.9, 0.95, 1e-8, 0};
         size_t count = s->T * s->global * STEPS + 1;
-        double scale = s->C <= 32 ? 0.2 : 0.2 * sqrt(32 / (double)s->C);  // so that activations do not grow with C
+        double scale =
+            s->C <= 32 ? 0.2
+                       : 0.2 * sqrt(32 / (double)s->C);  // so that activations do not grow with C
         Reference ref = random_model(s->L, s->C, s->NH, s->V, s->maxT, scale, 10 + i);
         int *tokens = random_tokens(count, s->V, 20 + i);
         write_model("model", &ref.table, ref.params, INTACT);
@@ -171,8 +185,8 @@ static void group_shapes(Context *x) {
         training_flags(flags, &h, "model", "shard.bin");
         trains(x, "%s --micro-batch %zu --log log --dump-gradients gradients", flags, s->micro);
         Errors errors;
-        snprintf(label, sizeof label, "%s (L=%zu C=%zu NH=%zu V=%zu T=%zu)", s->name, s->L, s->C, s->NH, s->V,
-                 s->T);
+        snprintf(label, sizeof label, "%s (L=%zu C=%zu NH=%zu V=%zu T=%zu)", s->name, s->L, s->C,
+                 s->NH, s->V, s->T);
         check_run(x, label, &ref.table, &want, STEPS, &errors);
         expected_free(&want);
         free(tokens);
@@ -180,7 +194,7 @@ static void group_shapes(Context *x) {
     }
 }
 
-// ---- group bits: options that must not change a bit ------------------------------------------------------
+// ---- group bits: options that must not change a bit ------------------------------------
 
 typedef struct {
     const char *name;  // NULL: the first of a family, which those below must equal
@@ -197,8 +211,14 @@ static const BitRow BIT_ROWS[] = {
     {"one host thread", {"train_gpt", 1, ""}, "OMP_NUM_THREADS=1", 1},
     {"three host threads", {"train_gpt", 1, ""}, "OMP_NUM_THREADS=3", 1},
     {"--trace", {"train_gpt", 1, "--trace trace.json"}, "", 1},
-    {"random thread order, \"missing barrier\"", {"train_gpt", 1, ""}, "CPU_THREAD_ORDER=random:%d", 10},
-    {"random stream order, \"stream race\"", {"train_gpt", 1, ""}, "CPU_STREAM_ORDER=random:%d", 10},
+    {"random thread order, \"missing barrier\"",
+     {"train_gpt", 1, ""},
+     "CPU_THREAD_ORDER=random:%d",
+     10},
+    {"random stream order, \"stream race\"",
+     {"train_gpt", 1, ""},
+     "CPU_STREAM_ORDER=random:%d",
+     10},
 };
 
 static void group_bits(Context *x) {
@@ -219,12 +239,15 @@ static void group_bits(Context *x) {
             Setting setting = {env, 0};
             remove_tree(out);
             remove("log");
-            Outcome o = run(x->build, &row->layout, setting, "%s --micro-batch 4 --out %s --log log "
-                            "--dump-gradients %s.gradients", flags, out, out);
+            Outcome o = run(x->build, &row->layout, setting,
+                            "%s --micro-batch 4 --out %s --log log "
+                            "--dump-gradients %s.gradients",
+                            flags, out, out);
             same = succeeded(&o);
             Log log = read_log("log");
             if (row->name) {
-                same = same && same_log(&log, &base) && same_file("other.gradients", "base.gradients") &&
+                same = same && same_log(&log, &base) &&
+                       same_file("other.gradients", "base.gradients") &&
                        same_checkpoint("other/step-00000002", "base/step-00000002");
             } else {
                 base = log;
@@ -237,46 +260,57 @@ static void group_bits(Context *x) {
     }
 }
 
-// ---- group resume ---------------------------------------------------------------------------------------
+// ---- group resume ----------------------------------------------------------------------
 
 static void group_resume(Context *x) {
-    // Six steps of eight samples out of forty, shuffled: the second epoch begins after the fifth step. The
-    // schedule is not constant, so that a wrong step number shows too.
-    static const char FLAGS[] = "--train-data golden/train.bin --shuffle 1 --seq 24 --global-batch 8 "
-                                "--micro-batch 4 --steps 6 --lr 0.01 --warmup 2 --val-every 0";
+    // Six steps of eight samples out of forty, shuffled: the second epoch begins after the fifth
+    // step. The schedule is not constant, so that a wrong step number shows too.
+    static const char FLAGS[] =
+        "--train-data golden/train.bin --shuffle 1 --seq 24 --global-batch 8 "
+        "--micro-batch 4 --steps 6 --lr 0.01 --warmup 2 --val-every 0";
     bool ok = trains(x, "--init golden %s --save-every 2 --keep 0 --out whole --log log", FLAGS);
-    check(&x->check, ok && file_exists("whole/step-00000002") && file_exists("whole/step-00000004") &&
-          file_exists("whole/step-00000006"), "checkpoints every 2 steps and at the end");
+    check(&x->check,
+          ok && file_exists("whole/step-00000002") && file_exists("whole/step-00000004") &&
+              file_exists("whole/step-00000006"),
+          "checkpoints every 2 steps and at the end");
     Log whole = read_log("log");
 
-    // As if interrupted while step 6 was being saved: the log is ahead of the last whole checkpoint.
+    // As if interrupted while step 6 was being saved: the log is ahead of the last whole
+    // checkpoint.
     mkdir("part", 0777);
     mkdir("part/tmp-00000006-node-7", 0777);
-    if (rename("whole/step-00000004", "part/step-00000004")) die("cannot move", "whole/step-00000004");
+    if (rename("whole/step-00000004", "part/step-00000004"))
+        die("cannot move", "whole/step-00000004");
     ok = trains(x, "--resume auto %s --save-every 2 --keep 0 --out part --log log", FLAGS);
     Log part = read_log("log");
-    check(&x->check, ok && same_log(&part, &whole), "--resume auto: the log reads as if never stopped");
+    check(&x->check, ok && same_log(&part, &whole),
+          "--resume auto: the log reads as if never stopped");
     check(&x->check, ok && same_checkpoint("part/step-00000006", "whole/step-00000006"),
           "--resume auto: same bits, \"master weights\" and moments included");
-    check(&x->check, !file_exists("part/tmp-00000006-node-7"), "a half-written checkpoint is ignored and removed");
+    check(&x->check, !file_exists("part/tmp-00000006-node-7"),
+          "a half-written checkpoint is ignored and removed");
 
     ok = trains(x, "--resume whole/step-00000002 %s --recompute layer --out again", FLAGS);
     check(&x->check, ok && same_checkpoint("again/step-00000006", "whole/step-00000006"),
           "--resume FOLDER with another recomputation: same bits");
-    ok = trains(x, "--resume auto %s --layers 2 --heads 2 --channels 16 --vocab 61 --out new", FLAGS);
-    check(&x->check, ok && file_exists("new/step-00000006"), "--resume auto with nothing there starts anew");
+    ok = trains(x, "--resume auto %s --layers 2 --heads 2 --channels 16 --vocab 61 --out new",
+                FLAGS);
+    check(&x->check, ok && file_exists("new/step-00000006"),
+          "--resume auto with nothing there starts anew");
     ok = trains(x, "--init golden %s --save-every 1 --keep 2 --out kept", FLAGS);
     check(&x->check, ok && file_exists("kept/step-00000006") && file_exists("kept/step-00000005") &&
           !file_exists("kept/step-00000004") && !file_exists("kept/step-00000001"),
           "--keep 2 keeps the newest two checkpoints");
     ok = trains(x, "--init whole/step-00000006 %s --log next.log", FLAGS);
     Log next = read_log("next.log");
-    check(&x->check, ok && next.steps == 6 && next.step[0] == 1, "--init FOLDER counts from step 1 again");
+    check(&x->check, ok && next.steps == 6 && next.step[0] == 1,
+          "--init FOLDER counts from step 1 again");
 }
 
-// ---- group reports: options that only report must not disturb training ------------------------------------
+// ---- group reports: options that only report must not disturb training -----------------
 
-static bool lr_follows(const Log *log, bool cosine, double lr, double final, size_t warmup, size_t steps) {
+static bool lr_follows(const Log *log, bool cosine, double lr, double final, size_t warmup,
+                       size_t steps) {
     bool ok = log->steps == steps;
     size_t peak = warmup ? warmup : 1;
     for (size_t s = 1; s <= log->steps; s++) {
@@ -288,7 +322,8 @@ static bool lr_follows(const Log *log, bool cosine, double lr, double final, siz
     return ok;
 }
 
-// Validation after 0, 2, 4 and 5 updates of the golden run, over the five batches that its shard has.
+// Validation after 0, 2, 4 and 5 updates of the golden run, over the five batches that its shard
+// has.
 static void check_validation(Context *x, const Log *log) {
     double bound = bounds(x, &x->golden.config).loss, worst = log->vals == 4 ? 0 : INFINITY;
     for (size_t i = 0; i < log->vals; i++) {
@@ -296,16 +331,19 @@ static void check_validation(Context *x, const Log *log) {
         Training h = x->training;
         h.steps = (size_t)log->val_step[i];
         Expected e = reference_train(&ref, &h, x->tokens, x->bf16);
-        for (size_t k = 0; k < ref.table.total && x->bf16; k++) ref.params[k] = round_to_bf16(ref.params[k]);
-        worst = fmax(worst, relative(log->val[i], reference_mean_loss(&ref, x->tokens, h.seq, 0, 40, 0)));
+        for (size_t k = 0; k < ref.table.total && x->bf16; k++)
+            ref.params[k] = round_to_bf16(ref.params[k]);
+        worst = fmax(
+            worst, relative(log->val[i], reference_mean_loss(&ref, x->tokens, h.seq, 0, 40, 0)));
         expected_free(&e);
         reference_free(&ref);
     }
-    check(&x->check, worst <= bound && log->val_step[3] == 5, "validation losses %.1e (bound %.1e)", worst,
-          bound);
+    check(&x->check, worst <= bound && log->val_step[3] == 5,
+          "validation losses %.1e (bound %.1e)", worst, bound);
 }
 
-// Every one of the steps' lines says MFU n/a, or a percentage on a GPU whose peak is known. A CPU's is not.
+// Every one of the steps' lines says MFU n/a, or a percentage on a GPU whose peak is known. A
+// CPU's is not.
 static bool says_mfu(const char *out, size_t steps, bool gpu) {
     size_t lines = 0;
     bool ok = true;
@@ -313,7 +351,8 @@ static bool says_mfu(const char *out, size_t steps, bool gpu) {
         double percent = 0;
         char unit = 0;
         bool known = sscanf(at, "| MFU %lf%c |", &percent, &unit) == 2;
-        ok = known ? gpu && unit == '%' && percent >= 0 && percent <= 100 : strncmp(at, "| MFU n/a |", 11) == 0;
+        ok = known ? gpu && unit == '%' && percent >= 0 && percent <= 100
+                   : strncmp(at, "| MFU n/a |", 11) == 0;
         lines++;
     }
     return ok && lines == steps;
@@ -323,8 +362,10 @@ static void group_reports(Context *x) {
     char flags[ARG_BYTES];
     training_flags(flags, &x->training, "golden", "golden/train.bin");
     bool ok = trains(x, "%s --micro-batch 8 --log plain.log", flags) &&
-              trains(x, "%s --micro-batch 8 --log val.log --val-data golden/train.bin --val-every 2 "
-                     "--val-batches 9", flags);
+              trains(x,
+                     "%s --micro-batch 8 --log val.log --val-data golden/train.bin --val-every 2 "
+                     "--val-batches 9",
+                     flags);
     Log plain = read_log("plain.log"), val = read_log("val.log");
     check(&x->check, ok && same_log(&plain, &val),
           "\"accumulator not reset\": validation leaves training alone");
@@ -339,7 +380,8 @@ static void group_reports(Context *x) {
                                 "--global-batch 4 --steps 8 --lr 0.002 --val-every 0 --log log";
     ok = trains(x, "%s --warmup 3 --lr-final 0.25", BYTES);
     Log cosine = read_log("log");
-    check(&x->check, ok && lr_follows(&cosine, true, 0.002, 0.25, 3, 8), "warm-up and cosine schedule");
+    check(&x->check, ok && lr_follows(&cosine, true, 0.002, 0.25, 3, 8),
+          "warm-up and cosine schedule");
     ok = trains(x, "%s --lr-final 0.5 --lr-schedule linear", BYTES);
     Log linear = read_log("log");
     check(&x->check, ok && lr_follows(&linear, false, 0.002, 0.5, 0, 8), "linear schedule");
@@ -351,7 +393,8 @@ static void group_reports(Context *x) {
     check(&x->check, ok && printed && same_log(&sampled, &cosine),
           "samples start with the prompt and leave training alone");
 
-    // Which samples are drawn depends on the seed alone, not on how they are cut into micro-batches.
+    // Which samples are drawn depends on the seed alone, not on how they are cut into
+    // micro-batches.
     ok = trains(x, "%s --micro-batch 1 --shuffle 1 --seed 9", BYTES);
     Log singly = read_log("log");
     ok = trains(x, "%s --micro-batch 4 --shuffle 1 --seed 9", BYTES) && ok;
@@ -361,7 +404,8 @@ static void group_reports(Context *x) {
         difference = fmax(difference, relative(together.loss[s], singly.loss[s]));
     }
     check(&x->check, difference <= bounds(x, &ref.config).loss && !same_log(&singly, &cosine),
-          "\"seed + rank\": micro-batches choose among the same shuffled samples: %.1e", difference);
+          "\"seed + rank\": micro-batches choose among the same shuffled samples: %.1e",
+          difference);
 
     const TracedRun traced = {1, 1, 1, 2, 5};
     Error why = {""};
@@ -379,7 +423,7 @@ static void group_reports(Context *x) {
     reference_free(&ref);
 }
 
-// ---- group refusals: bad input --------------------------------------------------------------------------
+// ---- group refusals: bad input ---------------------------------------------------------
 
 #define MODEL "--init golden "
 #define DATA "--train-data golden/train.bin "
@@ -408,13 +452,15 @@ static const Refusal REFUSALS[] = {
     {"token id >= V", MODEL SIZES "--train-data token.bin", 1, "token.bin"},
     {"--out below a file", GOOD "--out golden/train.bin/out", 2, "golden/train.bin"},
     {"--log in no folder", GOOD "--log nowhere/log", 2, "nowhere/log"},
-    {"--dump-gradients in no folder", GOOD "--dump-gradients nowhere/gradients", 2, "nowhere/gradients"},
-    {"prompt that the model has no token for", GOOD "--sample-every 1000", 2, "vocabulary has 61"},
+    {"--dump-gradients in no folder", GOOD "--dump-gradients nowhere/gradients", 2,
+     "nowhere/gradients"},
+    {"prompt that the model has no token for", GOOD "--sample-every 1000", 2,
+     "vocabulary has 61"},
     {"--trace in no folder", GOOD "--trace nowhere/trace", 2, "nowhere/trace"},
 };
 
-// Model folders that are refused, made by damaging a good one: one or two of each file, of which test_checkpoint.c has
-// all faults.
+// Model folders that are refused, made by damaging a good one: one or two of each file, of which
+// test_checkpoint.c has all faults.
 typedef struct {
     const char *name;
     Damage damage;
@@ -432,14 +478,16 @@ static const BadModel BAD_MODELS[] = {
 
 static void group_refusals(Context *x) {
     const int *tokens = x->tokens;
-    int *foreign_token = allocate(x->token_count * sizeof(int)), magic = 20240520, n = (int)x->token_count;
+    int *foreign_token = allocate(x->token_count * sizeof(int)), magic = 20240520,
+        n = (int)x->token_count;
     memcpy(foreign_token, tokens, x->token_count * sizeof(int));
     foreign_token[100] = 61;
     write_shard("truncated.bin", magic, 1, n, tokens, x->token_count / 2);
     write_shard("batch.bin", magic, 1, 24 * 8, tokens, 24 * 8);  // the last target is missing
     write_shard("token.bin", magic, 1, n, foreign_token, x->token_count);
     free(foreign_token);
-    // Only one trainer is built with sanitizers: the last one, which reads all that the first one reads.
+    // Only one trainer is built with sanitizers: the last one, which reads all that the first one
+    // reads.
     Layout one = {x->sanitized ? "train_gpt_3d" : "train_gpt", 1, ""};
     for (size_t i = 0; i < sizeof REFUSALS / sizeof *REFUSALS; i++) {
         const Refusal *r = &REFUSALS[i];
@@ -453,7 +501,7 @@ static void group_refusals(Context *x) {
     check(&x->check, !file_exists("nowhere"), "refusals leave nothing behind");
 }
 
-// ---- group failures: errors in the middle of a run ------------------------------------------------------
+// ---- group failures: errors in the middle of a run -------------------------------------
 
 #define RUN DATA "--seq 24 --micro-batch 4 --global-batch 8 --val-every 0 "
 
@@ -468,8 +516,8 @@ static void check_signal(Context *x, int number, const char *name) {
     Log log = read_log("log");
     char path[64];
     snprintf(path, sizeof path, "signal/step-%08zu/trainer.json", log.steps);
-    check(&x->check, succeeded(&o) && log.steps >= 2 && file_exists(path), "%s saves the step it is at",
-          name);
+    check(&x->check, succeeded(&o) && log.steps >= 2 && file_exists(path),
+          "%s saves the step it is at", name);
     bool ok = trains(x, "--resume auto " RUN "--steps 1000000 --log log --out signal --dry-run");
     check(&x->check, ok, "%s: the run can go on", name);
 }
@@ -483,7 +531,8 @@ static void group_failures(Context *x) {
     snprintf(flags, sizeof flags, "--resume auto %s", FLAGS);
     Setting full = {"", 300000};  // more than model.safetensors, less than optimizer.safetensors
     check_refusal(x, &ONE, "full disk while saving", full, flags, 1, "disk");
-    check(&x->check, !file_exists("disk/step-00000004"), "full disk: no checkpoint that is not whole");
+    check(&x->check, !file_exists("disk/step-00000004"),
+          "full disk: no checkpoint that is not whole");
     ok = trains(x, "%s", flags);
     check(&x->check, ok && same_checkpoint("disk/step-00000004", "intact"),
           "full disk: the previous checkpoint is whole and resumes");
@@ -493,34 +542,52 @@ static void group_failures(Context *x) {
     Reference ref = reference_copy(&x->golden);
     ref.params[table_find(&ref.table, FCW, 2)->offset + 5] = NAN;
     write_model("nan", &ref.table, ref.params, INTACT);
-    check_refusal(x, &ONE, "a loss that is not finite names a tensor", PLAIN, "--init nan " DATA SIZES, 1,
-                  ".weight");
+    check_refusal(x, &ONE, "a loss that is not finite names a tensor", PLAIN,
+                  "--init nan " DATA SIZES, 1, ".weight");
     reference_free(&ref);
     check_signal(x, SIGTERM, "SIGTERM");
     check_signal(x, SIGINT, "SIGINT");
 }
 
-// ---- groups layouts and pipeline: every layout against the reference ------------------------------------
+// ---- groups layouts and pipeline: every layout against the reference -------------------
 
-// The models of the matrix: the golden case, and random ones that larger and odder layouts divide, or do not.
+// The models of the matrix: the golden case, and random ones that larger and odder layouts
+// divide, or do not.
 typedef struct {
     size_t L, C, NH, V, maxT, T, global, steps;
     double dropout;
 } Fixture;
 
-enum { GOLDEN, SHARED, WIDE, WIDE_24, WIDE_10, WIDE_14, DEEP, DROPOUT, DROPOUT_ODD, DROPOUT_LONG, NUM_FIXTURES };
+enum {
+    GOLDEN,
+    SHARED,
+    WIDE,
+    WIDE_24,
+    WIDE_10,
+    WIDE_14,
+    DEEP,
+    DROPOUT,
+    DROPOUT_ODD,
+    DROPOUT_LONG,
+    NUM_FIXTURES
+};
 
 static const Fixture FIXTURES[NUM_FIXTURES] = {
-    {0, 0, 0, 0, 0, 0, 0, 5, 0},         // GOLDEN: 4 layers, 4 heads, 8 sequences of 24 tokens
-    {4, 32, 4, 200, 24, 24, 8, 2, 0},    // SHARED: tensor and data ranks all have a part of wte that is no padding
-    {9, 32, 8, 200, 20, 16, 8, 2, 0},    // WIDE: 8 heads; of 8 tensor ranks the last has only padding
-    {9, 32, 8, 200, 20, 16, 24, 2, 0},   // WIDE_24, WIDE_10, WIDE_14: the same for 3, 5, 6, 7 data ranks
-    {9, 32, 8, 200, 20, 16, 10, 2, 0},
-    {9, 32, 8, 200, 20, 16, 14, 2, 0},
-    {25, 16, 4, 50, 4, 4, 144, 1, 0},    // DEEP: enough layers for 8 stages of 3 chunks, and many micro-batches
-    {4, 32, 4, 200, 20, 20, 8, 2, 0.2},  // DROPOUT: samples, heads and keys that ranks and blocks of 8 share
+    {0, 0, 0, 0, 0, 0, 0, 5, 0},        // GOLDEN: 4 layers, 4 heads, 8 sequences of 24 tokens
+    {4, 32, 4, 200, 24, 24, 8, 2, 0},   // SHARED: tensor and data ranks all have a part of wte
+                                        // that is no padding
+    {9, 32, 8, 200, 20, 16, 8, 2, 0},   // WIDE: 8 heads; of 8 tensor ranks the last has only
+                                        // padding
+    {9, 32, 8, 200, 20, 16, 24, 2, 0},  // WIDE_24, WIDE_10, WIDE_14: the same for 3, 5, 6, 7 data
+                                        // ranks
+    {9, 32, 8, 200, 20, 16, 10, 2, 0},  {9, 32, 8, 200, 20, 16, 14, 2, 0},
+    {25, 16, 4, 50, 4, 4, 144, 1, 0},    // DEEP: enough layers for 8 stages of 3 chunks, and many
+                                         // micro-batches
+    {4, 32, 4, 200, 20, 20, 8, 2, 0.2},  // DROPOUT: samples, heads and keys that ranks and blocks
+                                         // of 8 share
     {3, 18, 2, 33, 7, 7, 4, 2, 0.5},     // DROPOUT_ODD: blocks of 8 do not divide the channels
-    {2, 32, 4, 200, 32, 32, 4, 2, 0.2},  // DROPOUT_LONG: a ring's parts have whole blocks of 8 keys
+    {2, 32, 4, 200, 32, 32, 4, 2, 0.2},  // DROPOUT_LONG: a ring's parts have whole blocks of 8
+                                         // keys
 };
 
 // A layout: t * d * p ranks, and the sequences of a micro-batch.
@@ -576,19 +643,22 @@ static const Row ROWS[] = {
     {"_pp", 4, 1, 2, 1, SHARED, "--sequence-parallel 1", true, NULL},
     // stages of unequal length
     {"_pp", 1, 1, 2, 1, GOLDEN, "--layers-per-stage 1,3", true, NULL},
-    {"_pp", 1, 1, 3, 1, GOLDEN, "--schedule gpipe --layers-per-stage 1,1,2", false, "\"dropped layers\""},
+    {"_pp", 1, 1, 3, 1, GOLDEN, "--schedule gpipe --layers-per-stage 1,1,2", false,
+     "\"dropped layers\""},
     {"_pp", 2, 1, 2, 1, SHARED, "--sequence-parallel 1 --layers-per-stage 3,1", false, NULL},
     // backwards by halves, and lists by hand
     {"zero_bubble", 1, 1, 2, 1, GOLDEN, "--schedule zb-h1", true, NULL},
     {"zero_bubble", 1, 1, 2, 1, GOLDEN, "--schedule-file halves-of-one.txt", false, NULL},
-    {"zero_bubble", 1, 1, 2, 1, GOLDEN, "--schedule-file chunks.txt --virtual 2 --recompute layer", false, NULL},
+    {"zero_bubble", 1, 1, 2, 1, GOLDEN,
+     "--schedule-file chunks.txt --virtual 2 --recompute layer", false, NULL},
     {"zero_bubble", 1, 1, 3, 1, GOLDEN, "--schedule zb-auto --recompute gelu", false, NULL},
     {"zero_bubble", 1, 1, 4, 1, GOLDEN, "--schedule zb-auto", true, NULL},
     {"zero_bubble", 1, 1, 4, 8, GOLDEN, "--schedule zb-h1", false, "p > m"},
     {"zero_bubble", 1, 1, 3, 1, GOLDEN, "--schedule zb-h1 --layers-per-stage 2,1,1", false, NULL},
     {"zero_bubble", 2, 1, 2, 1, SHARED, "--schedule zb-h1 --recompute layer", false, NULL},
     {"zero_bubble", 2, 1, 2, 1, SHARED, "--sequence-parallel 1 --schedule zb-auto", true, NULL},
-    {"zero_bubble", 2, 1, 4, 1, SHARED, "--sequence-parallel 1 --schedule zb-h1 --recompute gelu", false, NULL},
+    {"zero_bubble", 2, 1, 4, 1, SHARED, "--sequence-parallel 1 --schedule zb-h1 --recompute gelu",
+     false, NULL},
     // the grid: every (t, d, p) with t * d * p <= 8 and t a power of 2
     {"_3d", 1, 1, 1, 1, GOLDEN, "", true, NULL},
     {"_3d", 1, 1, 2, 1, GOLDEN, "", false, NULL},
@@ -613,18 +683,23 @@ static const Row ROWS[] = {
     // sequences over neighbours of the data ranks
     {"context", 1, 1, 1, 1, GOLDEN, "", true, NULL},
     {"context", 1, 2, 1, 1, GOLDEN, "--context 2", true, "\"gradients averaged over d\""},
-    {"context", 1, 2, 1, 1, GOLDEN, "--zero 0 --overlap 0 --recompute layer --context 2", false, NULL},
-    {"context", 1, 2, 1, 4, GOLDEN, "--recompute gelu --context 2 --context-layout contiguous", false, NULL},
-    {"context", 1, 4, 1, 1, GOLDEN, "--context 2", false, "\"ranks of a ring read the same samples\""},
+    {"context", 1, 2, 1, 1, GOLDEN, "--zero 0 --overlap 0 --recompute layer --context 2", false,
+     NULL},
+    {"context", 1, 2, 1, 4, GOLDEN, "--recompute gelu --context 2 --context-layout contiguous",
+     false, NULL},
+    {"context", 1, 4, 1, 1, GOLDEN, "--context 2", false,
+     "\"ranks of a ring read the same samples\""},
     {"context", 1, 4, 1, 2, GOLDEN, "--context 4", true, "\"zigzag lost after the all-to-all\""},
     {"context", 1, 8, 1, 1, GOLDEN, "--context 4 --context-layout contiguous", false, NULL},
-    {"context", 1, 2, 1, 1, GOLDEN, "--context 2 --context-by ring", true, "\"partial outputs in bf16\""},
-    {"context", 1, 2, 1, 2, GOLDEN, "--overlap 0 --context 2 --context-by ring --context-layout contiguous", false,
-     NULL},
+    {"context", 1, 2, 1, 1, GOLDEN, "--context 2 --context-by ring", true,
+     "\"partial outputs in bf16\""},
+    {"context", 1, 2, 1, 2, GOLDEN,
+     "--overlap 0 --context 2 --context-by ring --context-layout contiguous", false, NULL},
     {"context", 1, 3, 1, 1, GOLDEN, "--context 3 --context-by ring", true,
      "\"sends and receives that do not pair\", 3 ranks, 4 heads"},
     {"context", 1, 4, 1, 1, GOLDEN, "--context 2 --context-by ring", false, NULL},
-    {"context", 1, 4, 1, 1, GOLDEN, "--recompute layer --context 2 --context-by ring", false, NULL},
+    {"context", 1, 4, 1, 1, GOLDEN, "--recompute layer --context 2 --context-by ring", false,
+     NULL},
     {"context", 1, 4, 1, 1, GOLDEN, "--recompute rest --context 2 --context-by ring", true, NULL},
     {"context", 1, 4, 1, 1, GOLDEN, "--recompute rest --context 2", false, NULL},
     {"context", 1, 4, 1, 4, GOLDEN, "--zero 0 --context 4 --context-by ring", false, NULL},
@@ -674,9 +749,10 @@ static const Row ROWS[] = {
     {"_3d", 2, 2, 2, 1, SHARED, "--sequence-parallel 1 --zero 0 --overlap 0", false, NULL},
     {"_3d", 2, 2, 2, 1, SHARED, "--sequence-parallel 1 --recompute gelu", false, NULL},
     {"zero_bubble", 2, 2, 2, 1, SHARED, "--schedule zb-auto", true, NULL},
-    {"zero_bubble", 2, 2, 2, 1, SHARED, "--sequence-parallel 1 --schedule zb-h1 --overlap 0", false, NULL},
-    {"zero_bubble", 2, 2, 2, 1, SHARED, "--sequence-parallel 1 --schedule zb-auto --zero 0 --recompute gelu", false,
-     NULL},
+    {"zero_bubble", 2, 2, 2, 1, SHARED, "--sequence-parallel 1 --schedule zb-h1 --overlap 0",
+     false, NULL},
+    {"zero_bubble", 2, 2, 2, 1, SHARED,
+     "--sequence-parallel 1 --schedule zb-auto --zero 0 --recompute gelu", false, NULL},
     {"_3d", 2, 2, 2, 2, SHARED, "--sequence-parallel 1 --virtual 2", false, NULL},
     {"_3d", 4, 1, 1, 1, SHARED, "", false, NULL},
     {"_3d", 4, 1, 2, 1, SHARED, "", false, NULL},
@@ -693,7 +769,8 @@ static const Row ROWS[] = {
     {"_3d", 1, 1, 4, 1, WIDE, "--virtual 2", false, "\"dropped layers\""},
     {"_3d", 1, 1, 2, 1, WIDE, "--virtual 4", true, "\"p = 2 interleaved\""},
     {"_3d", 1, 1, 2, 1, WIDE, "--virtual 2 --layers-per-stage 6,3", false, "\"dropped layers\""},
-    {"_3d", 1, 1, 4, 1, WIDE, "--layers-per-stage 1,5,2,1 --recompute layer", false, "\"dropped layers\""},
+    {"_3d", 1, 1, 4, 1, WIDE, "--layers-per-stage 1,5,2,1 --recompute layer", false,
+     "\"dropped layers\""},
     {"_tp", 8, 1, 1, 1, WIDE, "", false, NULL},
     {"_tp", 8, 1, 1, 1, WIDE, "--sequence-parallel 1", true, "\"gathered logits\""},
     {"_3d", 8, 1, 1, 1, WIDE, "--recompute layer", false, NULL},
@@ -725,16 +802,22 @@ static const Row ROWS[] = {
     {"_pp", 1, 1, 4, 2, DROPOUT, "--schedule gpipe --recompute layer", false, NULL},
     {"_3d", 1, 4, 1, 2, DROPOUT, "", false, NULL},
     {"data", 1, 4, 1, 2, DROPOUT, "--recompute layer", false, NULL},
-    {"context", 1, 4, 1, 1, DROPOUT, "--context 4 --context-layout contiguous", false, "\"positions of a part\""},
-    {"context", 1, 2, 1, 2, DROPOUT, "--recompute layer --context 2", true, "\"positions of a part\""},
-    {"context", 1, 2, 1, 1, DROPOUT_LONG, "--context 2 --context-by ring", true, "\"positions of a part\""},
-    {"context", 1, 2, 1, 1, DROPOUT_LONG, "--recompute rest --context 2 --context-by ring", false, NULL},
-    {"context", 1, 4, 1, 1, DROPOUT_LONG, "--context 4 --context-by ring --context-layout contiguous", false, NULL},
+    {"context", 1, 4, 1, 1, DROPOUT, "--context 4 --context-layout contiguous", false,
+     "\"positions of a part\""},
+    {"context", 1, 2, 1, 2, DROPOUT, "--recompute layer --context 2", true,
+     "\"positions of a part\""},
+    {"context", 1, 2, 1, 1, DROPOUT_LONG, "--context 2 --context-by ring", true,
+     "\"positions of a part\""},
+    {"context", 1, 2, 1, 1, DROPOUT_LONG, "--recompute rest --context 2 --context-by ring", false,
+     NULL},
+    {"context", 1, 4, 1, 1, DROPOUT_LONG,
+     "--context 4 --context-by ring --context-layout contiguous", false, NULL},
     {"fsdp", 1, 4, 1, 2, DROPOUT, "--recompute layer", false, NULL},
     {"fsdp", 1, 2, 1, 1, DROPOUT, "", false, NULL},
     {"fsdp", 1, 2, 1, 1, DROPOUT, "--shard 2 --recompute layer", false, NULL},
     {"_3d", 2, 2, 2, 1, DROPOUT, "--virtual 2", false, NULL},
-    {"zero_bubble", 2, 2, 2, 2, DROPOUT, "--sequence-parallel 1 --schedule zb-auto --overlap 0", false, NULL},
+    {"zero_bubble", 2, 2, 2, 2, DROPOUT, "--sequence-parallel 1 --schedule zb-auto --overlap 0",
+     false, NULL},
     {"", 1, 1, 1, 2, DROPOUT_ODD, "", false, NULL},
     {"_tp", 2, 1, 1, 2, DROPOUT_ODD, "", false, NULL},
 };
@@ -748,10 +831,11 @@ typedef struct {
     double *one_rank;                     // gradients of the first row; NULL before
 } Case;
 
-// Rows of the same case, t, d, micro-batch, sequence and context parallelism must have the same bits, whatever else
-// they do differently, if all of them have stages or none of them has. With and without, losses and gradients
-// of the first step are the same but for the tied embedding, whose two gradients are added in another order.
-// train_fsdp sums over the ranks before it adds micro-batches: with several of each it is a family of its own.
+// Rows of the same case, t, d, micro-batch, sequence and context parallelism must have the same
+// bits, whatever else they do differently, if all of them have stages or none of them has. With
+// and without, losses and gradients of the first step are the same but for the tied embedding,
+// whose two gradients are added in another order. train_fsdp sums over the ranks before it adds
+// micro-batches: with several of each it is a family of its own.
 typedef struct {
     int fixture, t, d, micro;
     bool sp, stages, ranks_first;
@@ -793,8 +877,10 @@ static void open_case(const Context *x, Case *c, int fixture) {
         free(tokens);
     }
     training_flags(c->flags, &c->h, model, shard);
-    snprintf(c->between, sizeof c->between, "--val-data %s --val-every 3 --val-batches 1 --sample-every 3 "
-             "--sample-tokens 1 --prompt ~ --tokenizer letters.json", shard);
+    snprintf(c->between, sizeof c->between,
+             "--val-data %s --val-every 3 --val-batches 1 --sample-every 3 "
+             "--sample-tokens 1 --prompt ~ --tokenizer letters.json",
+             shard);
     write_letters("letters.json");
 }
 
@@ -806,28 +892,33 @@ static bool same_gradients(const ParamTable *table, const double *a, const doubl
            memcmp(a + end, b + end, (table->total - end) * sizeof(double)) == 0;
 }
 
-// Compares the run in "out" with its family, or founds one with it. Says which row it was compared with.
+// Compares the run in "out" with its family, or founds one with it. Says which row it was
+// compared with.
 static bool compare_bits(Matrix *m, const Row *row, const ParamTable *table, const Log *log,
                          double *gradients, char says[48]) {
     bool sp = row->t > 1 && strstr(row->flags, "--sequence-parallel 1");
     const char *context = strstr(row->flags, "--context");
     bool several = m->cases[row->fixture].h.global_batch > (size_t)(row->d * row->micro);
     bool ranks_first = strcmp(row->trainer, "fsdp") == 0 && row->d > 1 && several;
-    Family mine = {row->fixture, row->t, row->d, row->micro, sp, row->p > 1, ranks_first, context ? context : "",
-                   m->rows, *log, gradients};
+    Family mine = {row->fixture, row->t,     row->d,      row->micro,
+                   sp,           row->p > 1, ranks_first, context ? context : "",
+                   m->rows,      *log,       gradients};
     const Family *same = NULL, *other = NULL;
     char step[48], kept[96];
     for (size_t i = 0; i < m->families; i++) {
         const Family *f = &m->family[i];
-        if (f->fixture != mine.fixture || f->t != mine.t || f->d != mine.d || f->micro != mine.micro ||
-            f->sp != mine.sp || f->ranks_first != mine.ranks_first || strcmp(f->context, mine.context) != 0) continue;
+        if (f->fixture != mine.fixture || f->t != mine.t || f->d != mine.d ||
+            f->micro != mine.micro || f->sp != mine.sp || f->ranks_first != mine.ranks_first ||
+            strcmp(f->context, mine.context) != 0)
+            continue;
         *(f->stages == mine.stages ? &same : &other) = f;
     }
     snprintf(step, sizeof step, "out/step-%08zu", m->cases[row->fixture].h.steps);
     if (same) {
         snprintf(says, 48, "%zu", same->row);
         snprintf(kept, sizeof kept, "family-%zu/%s", same->row, step + 4);
-        return same_log(log, &same->log) && same_gradients(table, gradients, same->gradients, true) &&
+        return same_log(log, &same->log) &&
+               same_gradients(table, gradients, same->gradients, true) &&
                same_checkpoint(step, kept);
     }
     snprintf(kept, sizeof kept, "family-%zu", m->rows);
@@ -836,24 +927,30 @@ static bool compare_bits(Matrix *m, const Row *row, const ParamTable *table, con
     snprintf(says, 48, "-");
     if (!other) return true;
     snprintf(says, 48, "%zu but wte", other->row);
-    return log->loss[0] == other->log.loss[0] && same_gradients(table, gradients, other->gradients, false);
+    return log->loss[0] == other->log.loss[0] &&
+           same_gradients(table, gradients, other->gradients, false);
 }
 
 // The flags of a row's trainer and grid, and its name in the table.
 static void row_flags(const Row *row, char flags[192], char name[128]) {
-    bool pp = strcmp(row->trainer, "_pp") == 0, dp = *row->trainer && !pp && strcmp(row->trainer, "_tp") != 0;
+    bool pp = strcmp(row->trainer, "_pp") == 0,
+         dp = *row->trainer && !pp && strcmp(row->trainer, "_tp") != 0;
     bool alone = is_data_lesson(row->trainer);
     size_t used = (size_t)snprintf(flags, 192, "--micro-batch %d %s", row->micro, row->flags);
-    if (*row->trainer && !alone) used += (size_t)snprintf(flags + used, 192 - used, " --tensor %d", row->t);
-    if ((pp || dp) && !alone) used += (size_t)snprintf(flags + used, 192 - used, " --pipeline %d", row->p);
+    if (*row->trainer && !alone)
+        used += (size_t)snprintf(flags + used, 192 - used, " --tensor %d", row->t);
+    if ((pp || dp) && !alone)
+        used += (size_t)snprintf(flags + used, 192 - used, " --pipeline %d", row->p);
     if (dp) snprintf(flags + used, 192 - used, " --data %d", row->d);
     const char *shown = *row->trainer ? row->trainer + (*row->trainer == '_') : "gpt";
-    snprintf(name, 128, "%-4s %dx%dx%d of %d %s", shown, row->t, row->d, row->p, row->micro, row->flags);
+    snprintf(name, 128, "%-4s %dx%dx%d of %d %s", shown, row->t, row->d, row->p, row->micro,
+             row->flags);
 }
 
-// Did a run with messages launch all its kernels before training began? Prints the first that it did not: on a GPU its
-// loading may hang beside a message. Two are excused, as no message is in flight then: AdamW comes behind the norm, and
-// a sample synchronises before its products, which have shapes of their own.
+// Did a run with messages launch all its kernels before training began? Prints the first that it
+// did not: on a GPU its loading may hang beside a message. Two are excused, as no message is in
+// flight then: AdamW comes behind the norm, and a sample synchronises before its products, which
+// have shapes of their own.
 static bool kernels_are_warm(const char *err) {
     static const char LATE[] = "first use after the warm-up: ";
     bool excused = false;  // AdamW must be there, or nothing has been listed
@@ -880,12 +977,13 @@ static void run_row(Context *x, Matrix *m, const Row *row) {
     trainer_program(trainer, sizeof trainer, row->trainer);
     row_flags(row, flags, name);
     remove_tree("out");
-    // The warm-up must know the kernels of validation and samples, too, which change none of the compared numbers.
-    // Larger models have no others.
+    // The warm-up must know the kernels of validation and samples, too, which change none of the
+    // compared numbers. Larger models have no others.
     bool messages = row->p > 1 || strstr(row->flags, "--context");
     bool between = messages && (row->fixture <= SHARED || c->h.dropout > 0.0);
     Setting listed = {"CPU_FIRST_USES=1", 0};
-    Outcome o = run(x->build, &layout, listed, "%s --log log --dump-gradients gradients --out out %s", c->flags,
+    Outcome o = run(x->build, &layout, listed,
+                    "%s --log log --dump-gradients gradients --out out %s", c->flags,
                     between ? c->between : "");
     bool warm = !messages || on_gpu(x) || kernels_are_warm(o.err);
     bool ok = succeeded(&o) && warm;
@@ -895,7 +993,8 @@ static void run_row(Context *x, Matrix *m, const Row *row) {
     Bounds bound = bounds_with(x, &table->config, c->h.dropout > 0.0);
     snprintf(path, sizeof path, "out/step-%08zu/model.safetensors", c->h.steps);
     Errors weights = state_errors(table, path, "", c->want.weights);
-    bool close = within(&r, &bound) && weights.worst <= bound.weight && weights.whole <= bound.weights;
+    bool close = within(&r, &bound) && weights.worst <= bound.weight &&
+                 weights.whole <= bound.weights;
     if (!c->one_rank) c->one_rank = got;
     const Tensor *worst = &table->tensors[r.gradients.tensor];
     double alone = tensor_error(worst, c->one_rank, c->want.gradients);
@@ -904,9 +1003,10 @@ static void run_row(Context *x, Matrix *m, const Row *row) {
     size_t families = m->families;
     bool same = ok && r.complete && compare_bits(m, row, table, &log, got, bits);
     m->errors[m->rows] = r.gradients;
-    check(&x->check, ok && close && same, "%3zu %-58s %7.1e %7.1e %-22s %7.1e %7.1e %7.1e %7.1e %7.1e %-11s%s", m->rows,
-          name, r.gradients.worst, alone, worst->name, r.gradients.whole, r.loss, r.norm, weights.worst, weights.whole,
-          bits, row->bug ? row->bug : "");
+    check(&x->check, ok && close && same,
+          "%3zu %-58s %7.1e %7.1e %-22s %7.1e %7.1e %7.1e %7.1e %7.1e %-11s%s", m->rows, name,
+          r.gradients.worst, alone, worst->name, r.gradients.whole, r.loss, r.norm, weights.worst,
+          weights.whole, bits, row->bug ? row->bug : "");
     if (!close) printf("     not within the bounds\n");
     else if (!same) printf("     its bits are not those of row %s\n", bits);
     if (m->families == families && c->one_rank != got) free(got);
@@ -918,13 +1018,19 @@ static void run_row(Context *x, Matrix *m, const Row *row) {
 static Matrix *matrix_begin(const Context *x) {
     prefer_plain_kernels();
     Bounds b = bounds(x, &x->golden.config);
-    printf("     Each layout against the reference: relative error (L2) of its worst gradient tensor, that of one rank "
-           "in\n     the same tensor, of all gradients together, of losses, of norms, of the worst weight tensor after "
-           "the\n     updates and of all weights together. With 4 layers %.1e, that, %.1e, %.1e, %.1e, %.1e, %.1e are "
-           "allowed.\n     bits: the row that has the same, \"but wte\" where the tied embedding may differ.\n",
-           b.gradient, b.gradients, b.loss, b.norm, b.weight, b.weights);
-    printf("     %3s %-58s %7s %7s %-22s %7s %7s %7s %7s %7s %s\n", "row", "t x d x p of micro-batch, flags", "worst",
-           "1 rank", "tensor", "all", "losses", "norms", "worst", "weights", "bits");
+    printf(
+        "     Each layout against the reference: relative error (L2) of its worst gradient "
+        "tensor, that of one rank "
+        "in\n     the same tensor, of all gradients together, of losses, of norms, of the worst "
+        "weight tensor after "
+        "the\n     updates and of all weights together. With 4 layers %.1e, that, %.1e, %.1e, "
+        "%.1e, %.1e, %.1e are "
+        "allowed.\n     bits: the row that has the same, \"but wte\" where the tied embedding "
+        "may differ.\n",
+        b.gradient, b.gradients, b.loss, b.norm, b.weight, b.weights);
+    printf("     %3s %-58s %7s %7s %-22s %7s %7s %7s %7s %7s %s\n", "row",
+           "t x d x p of micro-batch, flags", "worst", "1 rank", "tensor", "all", "losses",
+           "norms", "worst", "weights", "bits");
     return allocate(sizeof(Matrix));
 }
 
@@ -947,16 +1053,22 @@ static void matrix_end(const Context *x, Matrix *m) {
     free(m);
 }
 
-// Lists that no schedule by name makes, for 2 stages and 8 micro-batches: whole backwards on stage 0 beside halves on
-// stage 1; and interleaved 1F1B by halves, on stage 0 at once, on stage 1 with all weight steps at the end.
+// Lists that no schedule by name makes, for 2 stages and 8 micro-batches: whole backwards on
+// stage 0 beside halves on stage 1; and interleaved 1F1B by halves, on stage 0 at once, on stage
+// 1 with all weight steps at the end.
 static const char HALVES_OF_ONE[] =
-    "F0 F1 B0 F2 B1 F3 B2 F4 B3 F5 B4 F6 B5 F7 B6 B7; F0 B0 F1 B1 F2 W0 B2 F3 B3 F4 B4 F5 B5 F6 W1 B6 F7 B7 W2 "
+    "F0 F1 B0 F2 B1 F3 B2 F4 B3 F5 B4 F6 B5 F7 B6 B7; F0 B0 F1 B1 F2 W0 B2 F3 B3 F4 B4 F5 B5 F6 "
+    "W1 B6 F7 B7 W2 "
     "W3 W4 W5 W6 W7";
 static const char CHUNKS[] =
-    "F0.0 F1.0 F0.1 F1.1 F2.0 B0.1 W0.1 F3.0 B1.1 W1.1 F2.1 B0.0 W0.0 F3.1 B1.0 W1.0 F4.0 B2.1 W2.1 F5.0 B3.1 "
-    "W3.1 F4.1 B2.0 W2.0 F5.1 B3.0 W3.0 F6.0 B4.1 W4.1 F7.0 B5.1 W5.1 F6.1 B4.0 W4.0 F7.1 B5.0 W5.0 B6.1 W6.1 "
-    "B7.1 W7.1 B6.0 W6.0 B7.0 W7.0; F0.0 F1.0 F0.1 B0.1 F1.1 B1.1 F2.0 B0.0 F3.0 B1.0 F2.1 B2.1 F3.1 B3.1 F4.0 "
-    "B2.0 F5.0 B3.0 F4.1 B4.1 F5.1 B5.1 F6.0 B4.0 F7.0 B5.0 F6.1 B6.1 F7.1 B7.1 B6.0 B7.0 W0.1 W1.1 W0.0 W1.0 "
+    "F0.0 F1.0 F0.1 F1.1 F2.0 B0.1 W0.1 F3.0 B1.1 W1.1 F2.1 B0.0 W0.0 F3.1 B1.0 W1.0 F4.0 B2.1 "
+    "W2.1 F5.0 B3.1 "
+    "W3.1 F4.1 B2.0 W2.0 F5.1 B3.0 W3.0 F6.0 B4.1 W4.1 F7.0 B5.1 W5.1 F6.1 B4.0 W4.0 F7.1 B5.0 "
+    "W5.0 B6.1 W6.1 "
+    "B7.1 W7.1 B6.0 W6.0 B7.0 W7.0; F0.0 F1.0 F0.1 B0.1 F1.1 B1.1 F2.0 B0.0 F3.0 B1.0 F2.1 B2.1 "
+    "F3.1 B3.1 F4.0 "
+    "B2.0 F5.0 B3.0 F4.1 B4.1 F5.1 B5.1 F6.0 B4.0 F7.0 B5.0 F6.1 B6.1 F7.1 B7.1 B6.0 B7.0 W0.1 "
+    "W1.1 W0.0 W1.0 "
     "W2.1 W3.1 W2.0 W3.0 W4.1 W5.1 W4.0 W5.0 W6.1 W7.1 W6.0 W7.0";
 
 static void group_layouts(Context *x) {
@@ -967,7 +1079,8 @@ static void group_layouts(Context *x) {
     matrix_end(x, m);
 }
 
-// Every p, v and m of the list, with one tensor rank and two, against the same micro-batches without stages.
+// Every p, v and m of the list, with one tensor rank and two, against the same micro-batches
+// without stages.
 static void group_pipeline(Context *x) {
     static const int STAGES[] = {2, 3, 4, 6, 8};
     Matrix *m = matrix_begin(x);
@@ -976,8 +1089,10 @@ static void group_pipeline(Context *x) {
             bool first = true;
             for (int i = 0; i < 5; i++) {
                 int p = STAGES[i], rounds = micros == 1 ? 0 : micros % p == 0 ? micros / p : -1;
-                if (t * p > 8 || rounds < 0 || rounds > 3 || ((t == 2 || x->bf16) && rounds != 2)) continue;
-                if (x->bf16 && p % 3 == 0) continue;  // how layers divide does not depend on the precision
+                if (t * p > 8 || rounds < 0 || rounds > 3 || ((t == 2 || x->bf16) && rounds != 2))
+                    continue;
+                if (x->bf16 && p % 3 == 0)
+                    continue;  // how layers divide does not depend on the precision
                 Row row = {t == 1 ? "" : "_tp", t, 1, 1, 144 / micros, DEEP, "", true, NULL};
                 if (first) run_row(x, m, &row);
                 first = false;
@@ -996,7 +1111,7 @@ static void group_pipeline(Context *x) {
     matrix_end(x, m);
 }
 
-// ---- main -----------------------------------------------------------------------------------------------
+// ---- main ------------------------------------------------------------------------------
 
 static const Group GROUPS[] = {
     {"reference", group_reference},  // the reference itself, no trainer
@@ -1007,8 +1122,10 @@ static const Group GROUPS[] = {
     {"reports", group_reports},      // validation, samples, schedules, trace, help
     {"refusals", group_refusals},    // bad input
     {"failures", group_failures},    // full disk, NaN, signals
-    {"layouts", group_layouts},      // every layout against the reference, and the bits that it must share
-    {"pipeline", group_pipeline},    // the same for stages, chunks and micro-batches, systematically
+    {"layouts",
+     group_layouts},  // every layout against the reference, and the bits that it must share
+    {"pipeline",
+     group_pipeline},  // the same for stages, chunks and micro-batches, systematically
 };
 
 int main(int argc, char **argv) {

@@ -1,5 +1,6 @@
-// ptx_attention.cu: attention of one head of 64 channels on tensor cores, forward and backward: the one instance that
-// dev/test/run_ptx.sh plants bugs in, as it compiles fast. Prints the sums of the gradients.
+// ptx_attention.cu: attention of one head of 64 channels on tensor cores, forward and backward:
+// the one instance that dev/test/run_ptx.sh plants bugs in, as it compiles fast. Prints the sums
+// of the gradients.
 #include "dev/cuda/kernel_test.h"
 #include "llmc/kernels/attention_mma.cuh"
 
@@ -8,7 +9,8 @@ int main(void) {
     cudaStream_t stream;
     CUDA_CHECK(cudaStreamCreate(&stream));
     Attention a = Attention();
-    a.B = a.NH = a.KV = 1, a.T = a.Tk = a.rows = T, a.HS = a.out_stride = HS, a.stride = a.k_stride = 3 * HS;
+    a.B = a.NH = a.KV = 1, a.T = a.Tk = a.rows = T, a.HS = a.out_stride = HS,
+    a.stride = a.k_stride = 3 * HS;
     a.scale = 0.125f;
     a.q = to_device_floatX(test_values(3 * n, 0, 1.5, 1), 3 * n), a.k = a.q + HS, a.v = a.k + HS;
     a.dout = to_device_floatX(test_values(n, 0, 1, 2), n);

@@ -1,6 +1,6 @@
-// ptx_cases.cu: runs attention of every capacity, and kernels of llmc/ that no program of dev/cuda checks in the
-// interpreter, at small sizes, and prints their results: as a CPU computes them, and as dev/ptx.py interprets them.
-// `make ptx` compares both.
+// ptx_cases.cu: runs attention of every capacity, and kernels of llmc/ that no program of
+// dev/cuda checks in the interpreter, at small sizes, and prints their results: as a CPU computes
+// them, and as dev/ptx.py interprets them. `make ptx` compares both.
 #include "dev/cuda/kernel_test.h"
 #include "llmc/kernels/attention.cuh"
 #include "llmc/kernels/add.cuh"
@@ -14,7 +14,9 @@ static void print(const char *name, const float *x, size_t n) {
     for (size_t i = 0; i < n; i++) printf(" %.6g", (double)x[i]);
     printf("\n");
 }
-static void result(const char *name, const floatX *x, size_t n) { print(name, to_host_floatX(x, n, stream), n); }
+static void result(const char *name, const floatX *x, size_t n) {
+    print(name, to_host_floatX(x, n, stream), n);
+}
 
 static floatX *values(size_t n, double scale, uint64_t seed) {
     return to_device_floatX(test_values(n, 0, scale, seed), n);
@@ -28,11 +30,13 @@ static void attention_case(size_t B, size_t T, size_t NH, size_t KV, size_t HS, 
     float *lse = test_floats(B * NH * T), *dot = test_floats(B * NH * T);
     Dropout d = dropout_for(dropout_make(drop, 5, 1, 3), DROPOUT_SCORES, 2);
     Attention a = attention_of(qkv, B, T, C, NH, KV);
-    a.y = a.out = out, a.lse = lse, a.dout = dout, a.dot = dot, a.dq = dqkv, a.dk = dqkv + C, a.dv = a.dk + KV * HS;
+    a.y = a.out = out, a.lse = lse, a.dout = dout, a.dot = dot, a.dq = dqkv, a.dk = dqkv + C,
+    a.dv = a.dk + KV * HS;
     attention_launch(a, d, false, stream);
     attention_launch(a, d, true, stream);
     char name[64];
-    snprintf(name, sizeof name, "attention_%zu_%zu_%zu_%zu%s", T, NH, KV, HS, drop > 0 ? "_dropout" : "");
+    snprintf(name, sizeof name, "attention_%zu_%zu_%zu_%zu%s", T, NH, KV, HS,
+             drop > 0 ? "_dropout" : "");
     result(name, out, N * C);
     print(name, to_host(lse, B * NH * T, stream), B * NH * T);
     result(name, dqkv, N * width);
@@ -46,7 +50,8 @@ static void element_cases(size_t N, size_t F) {
     d.T = N;
     dropout_backward(out, x, d, N, F, stream);
     result("dropout", out, n);
-    float *sum = to_device(test_values(n, 0, 1, 3), n), *more = to_device(test_values(n, 0, 1, 4), n);
+    float *sum = to_device(test_values(n, 0, 1, 3), n),
+          *more = to_device(test_values(n, 0, 1, 4), n);
     add_floats(sum, more, n, stream);
     print("add_floats", to_host(sum, n, stream), n);
     test_release(mark);
@@ -55,7 +60,8 @@ static void element_cases(size_t N, size_t F) {
 static void rope_case(size_t N, size_t heads, size_t HS) {
     size_t mark = test_count, n = N * (heads + 1) * HS;
     floatX *x = values(n, 2, 1);
-    rope(x, to_device(test_values(N * HS, 0, 1, 2), N * HS), N, N, heads, HS, HS, (heads + 1) * HS, -1.0f, stream);
+    rope(x, to_device(test_values(N * HS, 0, 1, 2), N * HS), N, N, heads, HS, HS,
+         (heads + 1) * HS, -1.0f, stream);
     result("rope", x, n);
     test_release(mark);
 }

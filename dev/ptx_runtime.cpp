@@ -1,5 +1,6 @@
-// ptx_runtime.cpp: as much of the CUDA runtime as a program of dev/cuda calls, for dev/ptx.py, which loads the program
-// as a shared library: device memory is a piece of host memory, and a launch calls back into the interpreter.
+// ptx_runtime.cpp: as much of the CUDA runtime as a program of dev/cuda calls, for dev/ptx.py,
+// which loads the program as a shared library: device memory is a piece of host memory, and a
+// launch calls back into the interpreter.
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
 #include <stdint.h>
@@ -9,7 +10,11 @@
 #include <sys/mman.h>
 
 enum { FENCE = 256, MOST = 4096 };
-enum Event { ALLOCATED, FREED, WRITTEN };  // what becomes of a range of device memory; ptx.py has the same
+enum Event {
+    ALLOCATED,
+    FREED,
+    WRITTEN
+};  // what becomes of a range of device memory; ptx.py has the same
 static constexpr size_t ARENA = (size_t)1 << 29;
 
 static struct {
@@ -20,40 +25,48 @@ static struct {
     int count;
     struct { const void *host; const char *name; } kernels[MOST];
     int kernel_count;
-    struct { dim3 grid, block; size_t shared; cudaStream_t stream; } call;  // between the two halves of <<< >>>
+    struct {
+        dim3 grid, block;
+        size_t shared;
+        cudaStream_t stream;
+    } call;  // between the two halves of <<< >>>
     cudaError_t error;
 } runtime;
 
 // Called by ptx.py before main. Returns where device memory is.
-extern "C" void *ptx_start(decltype(runtime.launch) launch, decltype(runtime.memory) memory, size_t *bytes) {
+extern "C" void *ptx_start(decltype(runtime.launch) launch, decltype(runtime.memory) memory,
+                           size_t *bytes) {
     runtime.launch = launch, runtime.memory = memory, *bytes = ARENA;
-    void *p = mmap(NULL, ARENA, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *p = mmap(NULL, ARENA, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     return runtime.arena = p == MAP_FAILED ? NULL : (unsigned char *)p;
 }
 
-// ---- kernels -----------------------------------------------------------------------------------------------
+// ---- kernels ---------------------------------------------------------------------------
 
 extern "C" void **__cudaRegisterFatBinary(void *) { static void *handle; return &handle; }
 extern "C" void __cudaRegisterFatBinaryEnd(void **) {}
 extern "C" void __cudaUnregisterFatBinary(void **) {}
 extern "C" char __cudaInitModule(void **) { return 0; }
-extern "C" void __cudaRegisterFunction(void **, const char *host, char *, const char *name, int, uint3 *, uint3 *,
-                                       dim3 *, dim3 *, int *) {
+extern "C" void __cudaRegisterFunction(void **, const char *host, char *, const char *name, int,
+                                       uint3 *, uint3 *, dim3 *, dim3 *, int *) {
     if (runtime.kernel_count == MOST) abort();
     runtime.kernels[runtime.kernel_count].host = host;
     runtime.kernels[runtime.kernel_count++].name = name;
 }
-extern "C" unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared, cudaStream_t stream) {
+extern "C" unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared,
+                                                cudaStream_t stream) {
     runtime.call = {grid, block, shared, stream};
     return 0;
 }
-extern "C" cudaError_t __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *shared, void *stream) {
+extern "C" cudaError_t __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *shared,
+                                                  void *stream) {
     *grid = runtime.call.grid, *block = runtime.call.block, *shared = runtime.call.shared;
     *(cudaStream_t *)stream = runtime.call.stream;
     return cudaSuccess;
 }
-extern "C" cudaError_t cudaLaunchKernel(const void *host, dim3 grid, dim3 block, void **args, size_t,
-                                        cudaStream_t) {
+extern "C" cudaError_t cudaLaunchKernel(const void *host, dim3 grid, dim3 block, void **args,
+                                        size_t, cudaStream_t) {
     const unsigned g[] = {grid.x, grid.y, grid.z}, b[] = {block.x, block.y, block.z};
     for (int i = 0; i < runtime.kernel_count; i++)
         if (runtime.kernels[i].host == host && runtime.launch(runtime.kernels[i].name, g, b, args))
@@ -64,18 +77,20 @@ extern "C" cudaError_t cudaLaunchKernel(const void *host, dim3 grid, dim3 block,
 extern "C" cudaError_t __cudaGetKernel(cudaKernel_t *kernel, const void *host) {
     return *kernel = (cudaKernel_t)host, cudaSuccess;
 }
-extern "C" cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void **args, size_t shared,
-                                          cudaStream_t stream) {
+extern "C" cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void **args,
+                                          size_t shared, cudaStream_t stream) {
     return cudaLaunchKernel((const void *)kernel, grid, block, args, shared, stream);
 }
 
-// ---- memory ------------------------------------------------------------------------------------------------
+// ---- memory ----------------------------------------------------------------------------
 
 static bool is_device(const void *p) {
-    return (const unsigned char *)p >= runtime.arena && (const unsigned char *)p < runtime.arena + ARENA;
+    return (const unsigned char *)p >= runtime.arena &&
+           (const unsigned char *)p < runtime.arena + ARENA;
 }
 static void written(const void *p, size_t bytes) {
-    if (is_device(p)) runtime.memory((size_t)((const unsigned char *)p - runtime.arena), bytes, WRITTEN);
+    if (is_device(p))
+        runtime.memory((size_t)((const unsigned char *)p - runtime.arena), bytes, WRITTEN);
 }
 
 // The first gap that is large enough, with a fence before and behind.
@@ -84,8 +99,10 @@ extern "C" cudaError_t cudaMalloc(void **p, size_t bytes) {
     int i = 0;
     for (; i < runtime.count && runtime.live[i].at - at < need; i++)
         at = (runtime.live[i].at + runtime.live[i].bytes + 2 * FENCE - 1) / FENCE * FENCE;
-    if (runtime.count == MOST || at + need > ARENA) return runtime.error = cudaErrorMemoryAllocation;
-    memmove(&runtime.live[i + 1], &runtime.live[i], (size_t)(runtime.count++ - i) * sizeof *runtime.live);
+    if (runtime.count == MOST || at + need > ARENA)
+        return runtime.error = cudaErrorMemoryAllocation;
+    memmove(&runtime.live[i + 1], &runtime.live[i],
+            (size_t)(runtime.count++ - i) * sizeof *runtime.live);
     runtime.live[i] = {at, bytes};
     memset(runtime.arena + at, 0xFF, bytes);
     runtime.memory(at, bytes, ALLOCATED);
@@ -95,7 +112,8 @@ extern "C" cudaError_t cudaFree(void *p) {
     for (int i = 0; p && i < runtime.count; i++) {
         if (runtime.arena + runtime.live[i].at != p) continue;
         runtime.memory(runtime.live[i].at, runtime.live[i].bytes, FREED);
-        memmove(&runtime.live[i], &runtime.live[i + 1], (size_t)(--runtime.count - i) * sizeof *runtime.live);
+        memmove(&runtime.live[i], &runtime.live[i + 1],
+                (size_t)(--runtime.count - i) * sizeof *runtime.live);
         return cudaSuccess;
     }
     return p ? runtime.error = cudaErrorInvalidValue : cudaSuccess;
@@ -103,7 +121,8 @@ extern "C" cudaError_t cudaFree(void *p) {
 extern "C" cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind) {
     return memmove(to, from, bytes), written(to, bytes), cudaSuccess;
 }
-extern "C" cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t) {
+extern "C" cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes,
+                                       cudaMemcpyKind kind, cudaStream_t) {
     return cudaMemcpy(to, from, bytes, kind);
 }
 extern "C" cudaError_t cudaMemset(void *p, int byte, size_t bytes) {
@@ -113,14 +132,15 @@ extern "C" cudaError_t cudaMemsetAsync(void *p, int byte, size_t bytes, cudaStre
     return cudaMemset(p, byte, bytes);
 }
 
-// ---- everything else: there is one device, and all work is done when its call returns -------------------------
+// ---- everything else: there is one device, and all work is done when its call returns --
 
 extern "C" cudaError_t cudaGetLastError(void) {
     cudaError_t error = runtime.error;
     return runtime.error = cudaSuccess, error;
 }
 extern "C" const char *cudaGetErrorString(cudaError_t error) {
-    return error == cudaErrorLaunchFailure ? "the interpreter stopped it" : "an error of the stand-in for CUDA";
+    return error == cudaErrorLaunchFailure ? "the interpreter stopped it"
+                                           : "an error of the stand-in for CUDA";
 }
 extern "C" cudaError_t cudaGetDevice(int *device) { return *device = 0, cudaSuccess; }
 extern "C" cudaError_t cudaGetDeviceProperties(cudaDeviceProp *prop, int) {
@@ -128,20 +148,27 @@ extern "C" cudaError_t cudaGetDeviceProperties(cudaDeviceProp *prop, int) {
     strcpy(prop->name, "CPU (PTX interpreter)");
     return cudaSuccess;
 }
-// An A100: the interpreter knows no instruction of sm_90a, and so the kernels of llmc/kernels/wgmma.cuh are not chosen.
+// An A100: the interpreter knows no instruction of sm_90a, and so the kernels of
+// llmc/kernels/wgmma.cuh are not chosen.
 extern "C" cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr name, int) {
     if (name == cudaDevAttrComputeCapabilityMajor) return *value = 8, cudaSuccess;
-    return name == cudaDevAttrMultiProcessorCount ? (*value = 108, cudaSuccess) : cudaErrorInvalidValue;
+    return name == cudaDevAttrMultiProcessorCount ? (*value = 108, cudaSuccess)
+                                                  : cudaErrorInvalidValue;
 }
-extern "C" cudaError_t cudaFuncSetAttribute(const void *, cudaFuncAttribute, int) { return cudaErrorInvalidValue; }
-extern "C" cudaError_t cudaGetDriverEntryPointByVersion(const char *, void **function, unsigned, unsigned long long,
+extern "C" cudaError_t cudaFuncSetAttribute(const void *, cudaFuncAttribute, int) {
+    return cudaErrorInvalidValue;
+}
+extern "C" cudaError_t cudaGetDriverEntryPointByVersion(const char *, void **function, unsigned,
+                                                        unsigned long long,
                                                         cudaDriverEntryPointQueryResult *) {
     return *function = NULL, cudaErrorInvalidValue;
 }
 extern "C" cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
     return *available = *total = ARENA, cudaSuccess;
 }
-extern "C" cudaError_t cudaStreamCreate(cudaStream_t *stream) { return *stream = (cudaStream_t)&runtime, cudaSuccess; }
+extern "C" cudaError_t cudaStreamCreate(cudaStream_t *stream) {
+    return *stream = (cudaStream_t)&runtime, cudaSuccess;
+}
 extern "C" cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
 extern "C" cudaError_t cudaDeviceSynchronize(void) { return cudaSuccess; }
 
@@ -165,17 +192,21 @@ UNKNOWN(cudaDeviceGetAttribute, int *, cudaDeviceAttr, int)
 NONE(cublasStatus_t, cublasLtCreate, cublasLtHandle_t *)
 NONE(cublasStatus_t, cublasLtDestroy, cublasLtHandle_t)
 REFUSE(cublasLtMatmulDescCreate, cublasLtMatmulDesc_t *, cublasComputeType_t, cudaDataType_t)
-REFUSE(cublasLtMatmulDescSetAttribute, cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t, const void *, size_t)
+REFUSE(cublasLtMatmulDescSetAttribute, cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t,
+       const void *, size_t)
 REFUSE(cublasLtMatmulDescDestroy, cublasLtMatmulDesc_t)
-REFUSE(cublasLtMatrixLayoutCreate, cublasLtMatrixLayout_t *, cudaDataType, uint64_t, uint64_t, int64_t)
+REFUSE(cublasLtMatrixLayoutCreate, cublasLtMatrixLayout_t *, cudaDataType, uint64_t, uint64_t,
+       int64_t)
 REFUSE(cublasLtMatrixLayoutDestroy, cublasLtMatrixLayout_t)
 REFUSE(cublasLtMatmulPreferenceCreate, cublasLtMatmulPreference_t *)
 REFUSE(cublasLtMatmulPreferenceDestroy, cublasLtMatmulPreference_t)
-REFUSE(cublasLtMatmulPreferenceSetAttribute, cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t,
-       const void *, size_t)
-REFUSE(cublasLtMatmulAlgoGetHeuristic, cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatrixLayout_t,
-       cublasLtMatrixLayout_t, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t, cublasLtMatmulPreference_t, int,
-       cublasLtMatmulHeuristicResult_t *, int *)
-REFUSE(cublasLtMatmul, cublasLtHandle_t, cublasLtMatmulDesc_t, const void *, const void *, cublasLtMatrixLayout_t,
-       const void *, cublasLtMatrixLayout_t, const void *, const void *, cublasLtMatrixLayout_t, void *,
-       cublasLtMatrixLayout_t, const cublasLtMatmulAlgo_t *, void *, size_t, cudaStream_t)
+REFUSE(cublasLtMatmulPreferenceSetAttribute, cublasLtMatmulPreference_t,
+       cublasLtMatmulPreferenceAttributes_t, const void *, size_t)
+REFUSE(cublasLtMatmulAlgoGetHeuristic, cublasLtHandle_t, cublasLtMatmulDesc_t,
+       cublasLtMatrixLayout_t, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
+       cublasLtMatrixLayout_t, cublasLtMatmulPreference_t, int, cublasLtMatmulHeuristicResult_t *,
+       int *)
+REFUSE(cublasLtMatmul, cublasLtHandle_t, cublasLtMatmulDesc_t, const void *, const void *,
+       cublasLtMatrixLayout_t, const void *, cublasLtMatrixLayout_t, const void *, const void *,
+       cublasLtMatrixLayout_t, void *, cublasLtMatrixLayout_t, const cublasLtMatmulAlgo_t *,
+       void *, size_t, cudaStream_t)

@@ -1,9 +1,12 @@
-// grid.h: the (tensor, data, pipeline) grid of ranks: the coordinates of a rank and its groups.
+// grid.h: the (tensor, data, pipeline) grid of ranks: the coordinates of a rank and its
+// groups.
 //
-// A rank number is a mixed-radix number whose digits are the three coordinates. By default tensor is the fastest digit.
-// Tensor ranks communicate most, so they should be neighbours (one node, NVLink); pipeline ranks communicate least.
+// A rank number is a mixed-radix number whose digits are the three coordinates. By default
+// tensor is the fastest digit. Tensor ranks communicate most, so they should be neighbours
+// (one node, NVLink); pipeline ranks communicate least.
 //
-// defines: grid_size, grid_make, grid_rank_at, grid_place, grid_group, grid_print, stage_listed, stage_list_is
+// defines: grid_size, grid_make, grid_rank_at, grid_place, grid_group, grid_print,
+//          stage_listed, stage_list_is
 #ifndef LLMC_GRID_H
 #define LLMC_GRID_H
 
@@ -13,7 +16,9 @@
 
 #include "llmc/host/options_table.h"
 
-static inline size_t grid_size(const Grid *g, char axis) { return axis == 't' ? g->t : axis == 'd' ? g->d : g->p; }
+static inline size_t grid_size(const Grid *g, char axis) {
+    return axis == 't' ? g->t : axis == 'd' ? g->d : g->p;
+}
 
 // Returns the world rank of the coordinates (t, d, p), each below its size.
 static inline int grid_rank_at(const Grid *g, size_t t, size_t d, size_t p) {
@@ -32,24 +37,34 @@ static inline void grid_place(Grid *g, size_t rank) {
         char axis = g->order[i];
         size_t coordinate = rank % grid_size(g, axis);
         rank /= grid_size(g, axis);
-        if (axis == 't') g->t_rank = coordinate;
-        else if (axis == 'd') g->d_rank = coordinate;
-        else g->p_rank = coordinate;
+        if (axis == 't')
+            g->t_rank = coordinate;
+        else if (axis == 'd')
+            g->d_rank = coordinate;
+        else
+            g->p_rank = coordinate;
     }
 }
 
-// Places `rank` of `world` ranks in a grid that has its sizes t, d and p. `order` names the digits from fastest to
-// slowest. False, with a sentence that says what to change, if the sizes do not fit.
-static inline bool grid_make(Grid *g, size_t world, size_t rank, const char *order, Error *err) {
-    if (strlen(order) != 3 || !strchr(order, 't') || !strchr(order, 'd') || !strchr(order, 'p')) {
-        return error_set(err, "--order must be an order of the letters t, d and p, not '%s'", order);
+// Places `rank` of `world` ranks in a grid that has its sizes t, d and p. `order` names the
+// digits from fastest to slowest. False, with a sentence that says what to change, if the
+// sizes do not fit.
+static inline bool grid_make(Grid *g, size_t world, size_t rank, const char *order,
+                             Error *err) {
+    if (strlen(order) != 3 || !strchr(order, 't') || !strchr(order, 'd') ||
+        !strchr(order, 'p')) {
+        return error_set(
+            err, "--order must be an order of the letters t, d and p, not '%s'", order);
     }
     if (g->t * g->d * g->p != world) {
         char data[40] = "", pipeline[40] = "";
         if (g->p > 1) snprintf(pipeline, sizeof pipeline, " * --pipeline %zu", g->p);
         if (g->d > 1) snprintf(data, sizeof data, " * --data %zu", g->d);
-        return error_set(err, "--tensor %zu%s%s makes %zu, but the job has %zu rank%s: change that or the ranks", g->t,
-                         pipeline, data, g->t * g->d * g->p, world, world == 1 ? "" : "s");
+        return error_set(err,
+                         "--tensor %zu%s%s makes %zu, but the job has %zu rank%s: change "
+                         "that or the ranks",
+                         g->t, pipeline, data, g->t * g->d * g->p, world,
+                         world == 1 ? "" : "s");
     }
     g->world = world;
     memcpy(g->order, order, sizeof g->order);
@@ -57,40 +72,49 @@ static inline bool grid_make(Grid *g, size_t world, size_t rank, const char *ord
     return true;
 }
 
-// Fills ranks[] with the world ranks of one of this rank's groups, in their order there, and returns their number.
+// Fills ranks[] with the world ranks of one of this rank's groups, in their order there,
+// and returns their number.
 //   't' tensor, 'd' data, 'p' pipeline: the ranks that differ in that coordinate only;
-//   'e' embedding: first and last stage, which both hold the tied embedding. Other stages are in none: returns 0.
+//   'e' embedding: first and last stage, which both hold the tied embedding. Other stages
+//       are in none: returns 0.
 static inline size_t grid_group(const Grid *g, char group, int *ranks) {
     bool ends = group == 'e';
     size_t count = ends ? 1 + (g->p > 1) : grid_size(g, group);
     if (ends && g->p_rank != 0 && g->p_rank != g->p - 1) return 0;
     for (size_t i = 0; i < count; i++)
-        ranks[i] = grid_rank_at(g, group == 't' ? i : g->t_rank, group == 'd' ? i : g->d_rank,
-                                ends ? i * (g->p - 1) : group == 'p' ? i : g->p_rank);
+        ranks[i] = grid_rank_at(g, group == 't' ? i : g->t_rank,
+                                group == 'd' ? i : g->d_rank,
+                                ends           ? i * (g->p - 1)
+                                : group == 'p' ? i
+                                               : g->p_rank);
     return count;
 }
 
 enum { GRID_ROWS = 64 };  // most rows of grid_print
 
-// Prints the sizes, and unless there are too many a row per pipeline stage and data rank, with the world ranks of its
-// tensor group. One rank calls it.
+// Prints the sizes, and unless there are too many a row per pipeline stage and data rank,
+// with the world ranks of its tensor group. One rank calls it.
 static inline void grid_print(FILE *file, const Grid *g) {
-    fprintf(file, "%zu rank%s = %zu tensor x %zu data x %zu pipeline, fastest to slowest %s\n", g->world,
-            g->world == 1 ? "" : "s", g->t, g->d, g->p, g->order);
+    fprintf(file,
+            "%zu rank%s = %zu tensor x %zu data x %zu pipeline, fastest to slowest %s\n",
+            g->world, g->world == 1 ? "" : "s", g->t, g->d, g->p, g->order);
     if (g->p * g->d > GRID_ROWS) return;
     fprintf(file, "stage  data  tensor ranks\n");
     for (size_t p = 0; p < g->p; p++) {
         for (size_t d = 0; d < g->d; d++) {
             fprintf(file, "%5zu %5zu ", p, d);
-            for (size_t t = 0; t < g->t; t++) fprintf(file, " %4d", grid_rank_at(g, t, d, p));
+            for (size_t t = 0; t < g->t; t++)
+                fprintf(file, " %4d", grid_rank_at(g, t, d, p));
             fprintf(file, "\n");
         }
     }
 }
 
-// Returns the layers of a stage by a list as of --layers-per-stage, "10,10,12,16"; 0 behind its end.
+// Returns the layers of a stage by a list as of --layers-per-stage, "10,10,12,16"; 0 behind
+// its end.
 static inline size_t stage_listed(const char *list, size_t stage) {
-    for (; list && stage > 0; stage--) list = strchr(list, ',') ? strchr(list, ',') + 1 : NULL;
+    for (; list && stage > 0; stage--)
+        list = strchr(list, ',') ? strchr(list, ',') + 1 : NULL;
     return list ? (size_t)strtoull(list, NULL, 10) : 0;
 }
 

@@ -1,12 +1,14 @@
-// llama.h: Llama (Touvron et al. 2023), and the models that differ from it by little: Qwen2 and Nemotron-4.
-// lesson: llama
+// llama.h: Llama (Touvron et al. 2023), and the models that differ from it by little: Qwen2
+// and Nemotron-4. lesson: llama
 //
-// A table of tensors for each model_type, by Hugging Face's names; weights are [out, in]. q, k and v lie behind each
-// other in memory, so that one matrix product makes all three, and so do a gate and what it multiplies. KV key/value
-// heads, each shared by NH / KV query heads; F hidden units. config.json is read and written as transformers does.
+// A table of tensors for each model_type, by Hugging Face's names; weights are [out, in].
+// q, k and v lie behind each other in memory, so that one matrix product makes all three,
+// and so do a gate and what it multiplies. KV key/value heads, each shared by NH / KV query
+// heads; F hidden units. config.json is read and written as transformers does.
 //
-// defines: LlamaType, KW and the other kinds beside GPT-2's, Llama, llama_of, llama_rotary, llama_make,
-//          llama_rope_table, LlamaOptions, LLAMA_SIZES, LLAMA_ROWS, llama_sizes, llama_resolve
+// defines: LlamaType, KW and the other kinds beside GPT-2's, Llama, llama_of, llama_rotary,
+//          llama_make, llama_rope_table, LlamaOptions, LLAMA_SIZES, LLAMA_ROWS,
+//          llama_sizes, llama_resolve
 #ifndef LLMC_LLAMA_H
 #define LLMC_LLAMA_H
 
@@ -27,28 +29,35 @@ typedef struct {
     ModelSpec spec;
     TensorSpec tensors[LLAMA_TENSORS];
     LlamaType type;
-    bool tied;               // the head is the embedding
-    size_t KV, F;            // key/value heads, hidden units
-    double theta, epsilon;   // of RoPE, of the norms
-    double rotary;           // share of a head's channels that RoPE rotates, the first ones
+    bool tied;              // the head is the embedding
+    size_t KV, F;           // key/value heads, hidden units
+    double theta, epsilon;  // of RoPE, of the norms
+    double rotary;          // share of a head's channels that RoPE rotates, the first ones
     double factor, low, high, original;  // Llama 3's scaling of RoPE; factor 0: none
 } Llama;
 
-static inline const Llama *llama_of(const GPTConfig *g) { return (const Llama *)(const void *)g->spec; }
+static inline const Llama *llama_of(const GPTConfig *g) {
+    return (const Llama *)(const void *)g->spec;
+}
 
 // Channels of a head that RoPE rotates.
-static inline size_t llama_rotary(const Llama *m, size_t HS) { return (size_t)(m->rotary * (double)HS); }
+static inline size_t llama_rotary(const Llama *m, size_t HS) {
+    return (size_t)(m->rotary * (double)HS);
+}
 
 static inline size_t llama_dimension(const GPTConfig *g, char letter) {
     const Llama *m = llama_of(g);
     return letter == 'K' ? m->KV * (g->C / g->NH) : m->F;
 }
 
-// 6 for each weight of a matrix that a token meets, and attention as if every token saw all T, as gpt2_flops counts it.
+// 6 for each weight of a matrix that a token meets, and attention as if every token saw all
+// T, as gpt2_flops counts it.
 static inline double llama_flops(const GPTConfig *g, double tokens, size_t T) {
     const Llama *m = llama_of(g);
-    double C = (double)g->C, K = (double)llama_dimension(g, 'K'), F = (double)m->F, L = (double)g->L;
-    double weights = L * (2 * C * C + 2 * C * K + (m->type == NEMOTRON ? 2 : 3) * C * F) + (double)g->V * C;
+    double C = (double)g->C, K = (double)llama_dimension(g, 'K'), F = (double)m->F,
+           L = (double)g->L;
+    double weights = L * (2 * C * C + 2 * C * K + (m->type == NEMOTRON ? 2 : 3) * C * F) +
+                     (double)g->V * C;
     return 6 * tokens * weights + 12 * tokens * L * (double)T * C;
 }
 
@@ -59,46 +68,78 @@ static inline bool llama_write(const char *path, const GPTConfig *g, bool bf16, 
 static inline void llama_make(Llama *m) {
     enum { L = 1 << LLAMA, Q = 1 << QWEN2, N = 1 << NEMOTRON, ALL = L | Q | N, UNTIED = 8 };
     const unsigned decays = TENSOR_DECAYS, norm = TENSOR_NORM, joined = TENSOR_JOINED;
-    const Init one = m->type == NEMOTRON ? INIT_ZERO : INIT_ONE;  // LayerNorm1P adds the one
+    const Init one = m->type == NEMOTRON ? INIT_ZERO
+                                         : INIT_ONE;  // LayerNorm1P adds the one
 #define LAYER "model.layers.%zu."
-    const struct { unsigned models; TensorSpec row; } rows[] = {
-        {ALL, {WTE, "model.embed_tokens.weight", 'V', 'C', SPLIT_VOCAB, INIT_NORMAL,
-               decays | TENSOR_FIRST | (m->tied ? 1u : 0u) * TENSOR_LAST}},
+    const struct {
+        unsigned models;
+        TensorSpec row;
+    } rows[] = {
+        {ALL,
+         {WTE, "model.embed_tokens.weight", 'V', 'C', SPLIT_VOCAB, INIT_NORMAL,
+          decays | TENSOR_FIRST | (m->tied ? 1u : 0u) * TENSOR_LAST}},
         {ALL, {LN1W, LAYER "input_layernorm.weight", '1', 'C', SPLIT_NONE, one, norm}},
         {N, {LN1B, LAYER "input_layernorm.bias", '1', 'C', SPLIT_NONE, INIT_ZERO, norm}},
-        {ALL, {QKVW, LAYER "self_attn.q_proj.weight", 'C', 'C', SPLIT_ROWS, INIT_NORMAL, decays}},
-        {ALL, {KW, LAYER "self_attn.k_proj.weight", 'K', 'C', SPLIT_ROWS, INIT_NORMAL, decays | joined}},
-        {ALL, {VW, LAYER "self_attn.v_proj.weight", 'K', 'C', SPLIT_ROWS, INIT_NORMAL, decays | joined}},
+        {ALL,
+         {QKVW, LAYER "self_attn.q_proj.weight", 'C', 'C', SPLIT_ROWS, INIT_NORMAL,
+          decays}},
+        {ALL,
+         {KW, LAYER "self_attn.k_proj.weight", 'K', 'C', SPLIT_ROWS, INIT_NORMAL,
+          decays | joined}},
+        {ALL,
+         {VW, LAYER "self_attn.v_proj.weight", 'K', 'C', SPLIT_ROWS, INIT_NORMAL,
+          decays | joined}},
         {Q, {QKVB, LAYER "self_attn.q_proj.bias", '1', 'C', SPLIT_COLUMNS, INIT_ZERO, 0}},
-        {Q, {KB, LAYER "self_attn.k_proj.bias", '1', 'K', SPLIT_COLUMNS, INIT_ZERO, joined}},
-        {Q, {VB, LAYER "self_attn.v_proj.bias", '1', 'K', SPLIT_COLUMNS, INIT_ZERO, joined}},
-        {ALL, {PROJW, LAYER "self_attn.o_proj.weight", 'C', 'C', SPLIT_COLUMNS, INIT_NORMAL, decays}},
-        {ALL, {LN2W, LAYER "post_attention_layernorm.weight", '1', 'C', SPLIT_NONE, one, norm}},
-        {N, {LN2B, LAYER "post_attention_layernorm.bias", '1', 'C', SPLIT_NONE, INIT_ZERO, norm}},
-        {L | Q, {FCW, LAYER "mlp.gate_proj.weight", 'F', 'C', SPLIT_ROWS, INIT_NORMAL, decays}},
-        {L | Q, {UPW, LAYER "mlp.up_proj.weight", 'F', 'C', SPLIT_ROWS, INIT_NORMAL, decays | joined}},
+        {Q,
+         {KB, LAYER "self_attn.k_proj.bias", '1', 'K', SPLIT_COLUMNS, INIT_ZERO, joined}},
+        {Q,
+         {VB, LAYER "self_attn.v_proj.bias", '1', 'K', SPLIT_COLUMNS, INIT_ZERO, joined}},
+        {ALL,
+         {PROJW, LAYER "self_attn.o_proj.weight", 'C', 'C', SPLIT_COLUMNS, INIT_NORMAL,
+          decays}},
+        {ALL,
+         {LN2W, LAYER "post_attention_layernorm.weight", '1', 'C', SPLIT_NONE, one, norm}},
+        {N,
+         {LN2B, LAYER "post_attention_layernorm.bias", '1', 'C', SPLIT_NONE, INIT_ZERO,
+          norm}},
+        {L | Q,
+         {FCW, LAYER "mlp.gate_proj.weight", 'F', 'C', SPLIT_ROWS, INIT_NORMAL, decays}},
+        {L | Q,
+         {UPW, LAYER "mlp.up_proj.weight", 'F', 'C', SPLIT_ROWS, INIT_NORMAL,
+          decays | joined}},
         {N, {FCW, LAYER "mlp.up_proj.weight", 'F', 'C', SPLIT_ROWS, INIT_NORMAL, decays}},
-        {ALL, {FCPROJW, LAYER "mlp.down_proj.weight", 'C', 'F', SPLIT_COLUMNS, INIT_NORMAL, decays}},
+        {ALL,
+         {FCPROJW, LAYER "mlp.down_proj.weight", 'C', 'F', SPLIT_COLUMNS, INIT_NORMAL,
+          decays}},
         {ALL, {LNFW, "model.norm.weight", '1', 'C', SPLIT_NONE, one, norm | TENSOR_LAST}},
         {N, {LNFB, "model.norm.bias", '1', 'C', SPLIT_NONE, INIT_ZERO, norm | TENSOR_LAST}},
-        {UNTIED, {HEADW, "lm_head.weight", 'V', 'C', SPLIT_VOCAB, INIT_NORMAL, decays | TENSOR_LAST}}};
+        {UNTIED,
+         {HEADW, "lm_head.weight", 'V', 'C', SPLIT_VOCAB, INIT_NORMAL,
+          decays | TENSOR_LAST}}};
 #undef LAYER
     ModelSpec *spec = &m->spec;
     memset(spec, 0, sizeof *spec);
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        if (!(rows[i].models & (1u << m->type | (m->tied ? 0u : (unsigned)UNTIED)))) continue;
+        if (!(rows[i].models & (1u << m->type | (m->tied ? 0u : (unsigned)UNTIED))))
+            continue;
         if (rows[i].row.kind == LN1W) spec->layer = spec->count;
         if (rows[i].row.kind == LNFW) spec->behind = spec->count;
         m->tensors[spec->count++] = rows[i].row;
     }
-    spec->tensors = m->tensors, spec->stddev = m->type == NEMOTRON ? 0.0134 : 0.02;
-    spec->dimension = llama_dimension, spec->flops = llama_flops, spec->read = llama_read, spec->write = llama_write;
+    spec->tensors = m->tensors;
+    spec->stddev = m->type == NEMOTRON ? 0.0134 : 0.02;
+    spec->dimension = llama_dimension;
+    spec->flops = llama_flops;
+    spec->read = llama_read;
+    spec->write = llama_write;
 }
 
-// Angle of position 1 of RoPE's pair i of D / 2 (Su et al. 2021), with Llama 3's scaling: slow pairs turn `factor`
-// times slower, fast ones as before, and others in proportion to their turns in `original` positions.
+// Angle of position 1 of RoPE's pair i of D / 2 (Su et al. 2021), with Llama 3's scaling:
+// slow pairs turn `factor` times slower, fast ones as before, and others in proportion to
+// their turns in `original` positions.
 static inline double llama_frequency(const Llama *m, size_t i, size_t D) {
-    double f = pow(m->theta, -2.0 * (double)i / (double)D), turns = m->original * f / (2 * acos(-1.0));
+    double f = pow(m->theta, -2.0 * (double)i / (double)D),
+           turns = m->original * f / (2 * acos(-1.0));
     if (m->factor == 0 || turns > m->high) return f;
     if (turns < m->low) return f / m->factor;
     double share = (turns - m->low) / (m->high - m->low);
@@ -110,16 +151,18 @@ static inline void llama_rope_table(const Llama *m, float *table, size_t T, size
     for (size_t i = 0; i < D / 2; i++) {
         double f = llama_frequency(m, i, D);
         for (size_t t = 0; t < T; t++) {
-            table[t * D + 2 * i] = (float)cos((double)t * f), table[t * D + 2 * i + 1] = (float)sin((double)t * f);
+            table[t * D + 2 * i] = (float)cos((double)t * f);
+            table[t * D + 2 * i + 1] = (float)sin((double)t * f);
         }
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// ----------------------------------------------------------------------------------------
 // config.json
 
 // Reads a number that may be missing or null; *out then stays.
-static inline bool llama_number(const cJSON *root, const char *key, double *out, const char *path, Error *err) {
+static inline bool llama_number(const cJSON *root, const char *key, double *out,
+                                const char *path, Error *err) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, key);
     if (!item || cJSON_IsNull(item)) return true;
     *out = item->valuedouble;
@@ -128,48 +171,63 @@ static inline bool llama_number(const cJSON *root, const char *key, double *out,
 }
 
 // What RoPE's object may have; the last four with Llama 3's scaling.
-static const char *const ROPE_NAMES[] = {"rope_type", "type", "rope_theta", "partial_rotary_factor", NULL};
+static const char *const ROPE_NAMES[] = {"rope_type", "type", "rope_theta",
+                                         "partial_rotary_factor", NULL};
 static const char *const ROPE_SCALED[] = {"factor", "low_freq_factor", "high_freq_factor",
                                           "original_max_position_embeddings", NULL};
 
 // Reads RoPE's object, "rope_parameters" or "rope_scaling".
-static inline bool llama_read_scaling(const cJSON *rope, Llama *m, const char *path, Error *err) {
+static inline bool llama_read_scaling(const cJSON *rope, Llama *m, const char *path,
+                                      Error *err) {
     const cJSON *kind = cJSON_GetObjectItemCaseSensitive(rope, "rope_type"), *item;
     if (!kind) kind = cJSON_GetObjectItemCaseSensitive(rope, "type");
-    if (kind && !cJSON_IsString(kind)) return error_set(err, "%s: \"rope_type\" must be a word", path);
+    if (kind && !cJSON_IsString(kind))
+        return error_set(err, "%s: \"rope_type\" must be a word", path);
     const char *name = kind ? kind->valuestring : "default";
     bool scaled = strcmp(name, "llama3") == 0;
     size_t original = 0;
     if (!scaled && strcmp(name, "default") != 0)
-        return error_set(err, "%s: \"rope_type\" %.40s is not supported: only default and llama3 are", path, name);
+        return error_set(
+            err, "%s: \"rope_type\" %.40s is not supported: only default and llama3 are",
+            path, name);
     cJSON_ArrayForEach(item, rope) {
-        bool known = config_listed(ROPE_NAMES, item->string) || (scaled && config_listed(ROPE_SCALED, item->string));
+        bool known = config_listed(ROPE_NAMES, item->string) ||
+                     (scaled && config_listed(ROPE_SCALED, item->string));
         if (!known && !cJSON_IsNull(item))
-            return error_set(err, "%s: \"%s\" of RoPE is not supported with \"rope_type\" %s", path,
-                             item->string, name);
+            return error_set(err,
+                             "%s: \"%s\" of RoPE is not supported with \"rope_type\" %s",
+                             path, item->string, name);
     }
     if (!llama_number(rope, "rope_theta", &m->theta, path, err) ||
-        !llama_number(rope, "partial_rotary_factor", &m->rotary, path, err)) return false;
+        !llama_number(rope, "partial_rotary_factor", &m->rotary, path, err))
+        return false;
     if (!scaled) return true;
     if (!llama_number(rope, "factor", &m->factor, path, err) ||
         !llama_number(rope, "low_freq_factor", &m->low, path, err) ||
         !llama_number(rope, "high_freq_factor", &m->high, path, err) ||
-        !config_size(rope, "original_max_position_embeddings", 1 << 24, &original, path, err)) return false;
+        !config_size(rope, "original_max_position_embeddings", 1 << 24, &original, path,
+                     err))
+        return false;
     m->original = (double)original;
     return (m->factor > 0 && m->low > 0 && m->high > m->low) ||
-           error_set(err, "%s: \"rope_type\" llama3 needs factor, original_max_position_embeddings, and a "
-                     "low_freq_factor below high_freq_factor", path);
+           error_set(err,
+                     "%s: \"rope_type\" llama3 needs factor, "
+                     "original_max_position_embeddings, and a "
+                     "low_freq_factor below high_freq_factor",
+                     path);
 }
 
-// RoPE's members: at the top and in "rope_scaling", as transformers 4 has them, or together in
-// "rope_parameters" as 5 writes them. Where both objects are there, transformers takes one and
-// loses what the other says.
-static inline bool llama_read_rope(const cJSON *root, Llama *m, const char *path, Error *err) {
+// RoPE's members: at the top and in "rope_scaling", as transformers 4 has them, or together
+// in "rope_parameters" as 5 writes them. Where both objects are there, transformers takes
+// one and loses what the other says.
+static inline bool llama_read_rope(const cJSON *root, Llama *m, const char *path,
+                                   Error *err) {
     static const char *const OBJECTS[] = {"rope_parameters", "rope_scaling"};
     const cJSON *rope = NULL;
     if (!llama_number(root, "rope_theta", &m->theta, path, err) ||
         !llama_number(root, "partial_rotary_factor", &m->rotary, path, err) ||
-        !config_agree(root, OBJECTS[0], root, OBJECTS[1], path, err)) return false;
+        !config_agree(root, OBJECTS[0], root, OBJECTS[1], path, err))
+        return false;
     for (int i = 0; i < 2; i++) {
         const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, OBJECTS[i]);
         if (item && !cJSON_IsNull(item) && !cJSON_IsObject(item))
@@ -177,67 +235,90 @@ static inline bool llama_read_rope(const cJSON *root, Llama *m, const char *path
         if (cJSON_IsObject(item)) rope = item;
     }
     if (!config_agree(root, "rope_theta", rope, "rope_theta", path, err) ||
-        !config_agree(root, "partial_rotary_factor", rope, "partial_rotary_factor", path, err) ||
+        !config_agree(root, "partial_rotary_factor", rope, "partial_rotary_factor", path,
+                      err) ||
         !config_agree(rope, "rope_type", rope, "type", path, err) ||
-        (rope && !llama_read_scaling(rope, m, path, err))) return false;
+        (rope && !llama_read_scaling(rope, m, path, err)))
+        return false;
     return m->type == NEMOTRON || m->rotary == 1 ||
-           error_set(err, "%s: \"partial_rotary_factor\" must be 1: %s turns all of a head", path,
-                     LLAMA_TYPES[m->type]);
+           error_set(err, "%s: \"partial_rotary_factor\" must be 1: %s turns all of a head",
+                     path, LLAMA_TYPES[m->type]);
 }
 
 // The members of all three that are read, or change nothing.
-static const char *const LLAMA_NAMES_READ[] = {
-    "head_dim", "hidden_act", "hidden_size", "intermediate_size", "is_llama_config",
-    "layer_types", "max_position_embeddings", "max_window_layers", "norm_eps",
-    "num_attention_heads", "num_hidden_layers", "num_key_value_heads", "partial_rotary_factor",
-    "rms_norm_eps", "rope_parameters", "rope_scaling", "rope_theta", "sliding_window",
-    "use_sliding_window", NULL};
+static const char *const LLAMA_NAMES_READ[] = {"head_dim",
+                                               "hidden_act",
+                                               "hidden_size",
+                                               "intermediate_size",
+                                               "is_llama_config",
+                                               "layer_types",
+                                               "max_position_embeddings",
+                                               "max_window_layers",
+                                               "norm_eps",
+                                               "num_attention_heads",
+                                               "num_hidden_layers",
+                                               "num_key_value_heads",
+                                               "partial_rotary_factor",
+                                               "rms_norm_eps",
+                                               "rope_parameters",
+                                               "rope_scaling",
+                                               "rope_theta",
+                                               "sliding_window",
+                                               "use_sliding_window",
+                                               NULL};
 
 // What our kernels do not compute must be off.
-static const char *const LLAMA_VALUES[][2] = {
-    {"attention_bias", "false|null"},
-    {"attention_dropout", "0|null"},
-    {"attn_pdrop", "0|null"},
-    {"embd_pdrop", "0|null"},
-    {"hidden_dropout", "0|null"},
-    {"mlp_bias", "false|null"},
-    {"resid_pdrop", "0|null"},
-    {"rope_interleaved", "false|null"},
-    {"tie_word_embeddings", "false|true|null"},
-    {"use_mrope", "false|null"},
-    {NULL, NULL}};
+static const char *const LLAMA_VALUES[][2] = {{"attention_bias", "false|null"},
+                                              {"attention_dropout", "0|null"},
+                                              {"attn_pdrop", "0|null"},
+                                              {"embd_pdrop", "0|null"},
+                                              {"hidden_dropout", "0|null"},
+                                              {"mlp_bias", "false|null"},
+                                              {"resid_pdrop", "0|null"},
+                                              {"rope_interleaved", "false|null"},
+                                              {"tie_word_embeddings", "false|true|null"},
+                                              {"use_mrope", "false|null"},
+                                              {NULL, NULL}};
 
-// Refuses windows of attention. Those of Qwen2 begin at layer "max_window_layers", 28 if it is
-// absent, unless "layer_types" says which slide.
-static inline bool llama_check_windows(const cJSON *root, const GPTConfig *g, const Llama *m, const char *path,
-                                       Error *err) {
+// Refuses windows of attention. Those of Qwen2 begin at layer "max_window_layers", 28 if it
+// is absent, unless "layer_types" says which slide.
+static inline bool llama_check_windows(const cJSON *root, const GPTConfig *g,
+                                       const Llama *m, const char *path, Error *err) {
     const cJSON *types = cJSON_GetObjectItemCaseSensitive(root, "layer_types"), *type;
     const cJSON *first = cJSON_GetObjectItemCaseSensitive(root, "max_window_layers");
     uint64_t before = 28;
     if (types && !cJSON_IsNull(types)) {
         bool full = cJSON_IsArray(types) && (size_t)cJSON_GetArraySize(types) == g->L;
         cJSON_ArrayForEach(type, types) {
-            full = full && cJSON_IsString(type) && strcmp(type->valuestring, "full_attention") == 0;
+            full = full && cJSON_IsString(type) &&
+                   strcmp(type->valuestring, "full_attention") == 0;
         }
         if (!full)
-            return error_set(err, "%s: \"layer_types\" must be %zu times full_attention: windows are not supported",
+            return error_set(err,
+                             "%s: \"layer_types\" must be %zu times full_attention: "
+                             "windows are not supported",
                              path, g->L);
     }
     if (first && !cJSON_IsNull(first) && !json_whole(first, &before))
         return error_set(err, "%s: \"max_window_layers\" must be a whole number", path);
-    if (m->type != QWEN2 && !config_is(root, "sliding_window", "null", path, err)) return false;
-    bool none_slides = m->type == QWEN2 && (before >= g->L || cJSON_IsArray(types) ||
-                                            cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(root, "sliding_window")));
-    return config_is(root, "use_sliding_window", none_slides ? "false|true|null" : "false|null", path, err);
+    if (m->type != QWEN2 && !config_is(root, "sliding_window", "null", path, err))
+        return false;
+    bool none_slides =
+        m->type == QWEN2 &&
+        (before >= g->L || cJSON_IsArray(types) ||
+         cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(root, "sliding_window")));
+    return config_is(root, "use_sliding_window",
+                     none_slides ? "false|true|null" : "false|null", path, err);
 }
 
 // Refuses what our kernels do not compute, and what nobody here knows.
-static inline bool llama_check_variant(const cJSON *root, const GPTConfig *g, const Llama *m, const char *path,
-                                       Error *err) {
+static inline bool llama_check_variant(const cJSON *root, const GPTConfig *g,
+                                       const Llama *m, const char *path, Error *err) {
     const bool nemotron = m->type == NEMOTRON;
     char HS[40];
     snprintf(HS, sizeof HS, "%zu|null", g->C / g->NH);
-    return config_is(root, "head_dim", HS, path, err) && llama_check_windows(root, g, m, path, err) &&
+    return config_is(root, "head_dim", HS, path, err) &&
+           llama_check_windows(root, g, m, path, err) &&
            config_is(root, nemotron ? "rms_norm_eps" : "norm_eps", "null", path, err) &&
            config_is(root, "hidden_act", nemotron ? "\"relu2\"" : "\"silu\"", path, err) &&
            config_check_keys(root, LLAMA_NAMES_READ, LLAMA_VALUES, path, err);
@@ -245,16 +326,23 @@ static inline bool llama_check_variant(const cJSON *root, const GPTConfig *g, co
 
 // Checks sizes against each other, of a file or of the command line. False with a sentence.
 static inline bool llama_check_sizes(const GPTConfig *g, const Llama *m, Error *err) {
-    if (g->C % g->NH) return error_set(err, "%zu attention heads do not divide %zu channels", g->NH, g->C);
+    if (g->C % g->NH)
+        return error_set(err, "%zu attention heads do not divide %zu channels", g->NH,
+                         g->C);
     size_t HS = g->C / g->NH;
     if (m->KV > g->NH)
-        return error_set(err, "%zu key/value heads are more than the %zu attention heads", m->KV, g->NH);
+        return error_set(err, "%zu key/value heads are more than the %zu attention heads",
+                         m->KV, g->NH);
     if (g->NH % m->KV)
-        return error_set(err, "%zu key/value heads do not divide the %zu attention heads", m->KV, g->NH);
+        return error_set(err, "%zu key/value heads do not divide the %zu attention heads",
+                         m->KV, g->NH);
     size_t D = llama_rotary(m, HS);
     if (m->rotary > 1 || D < 2 || D % 2)
-        return error_set(err, "RoPE rotates pairs: %zu of a head's %zu channels (partial_rotary_factor %g) must be an "
-                         "even number from 2 to %zu", D, HS, m->rotary, HS);
+        return error_set(err,
+                         "RoPE rotates pairs: %zu of a head's %zu channels "
+                         "(partial_rotary_factor %g) must be an "
+                         "even number from 2 to %zu",
+                         D, HS, m->rotary, HS);
     return true;
 }
 
@@ -267,14 +355,19 @@ static inline bool llama_read(const char *path, GPTConfig *config, Error *err) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, "model_type");
     bool ok = true;
     int type = 0;
-    while (type < 3 && !(cJSON_IsString(item) && strcmp(item->valuestring, LLAMA_TYPES[type]) == 0)) type++;
+    while (type < 3 &&
+           !(cJSON_IsString(item) && strcmp(item->valuestring, LLAMA_TYPES[type]) == 0))
+        type++;
     if (type == 3)
-        ok = error_set(err, "%s: \"model_type\" %.40s is not supported: llama, qwen2 and nemotron are", path,
-                       cJSON_IsString(item) ? item->valuestring : "?");
+        ok = error_set(
+            err, "%s: \"model_type\" %.40s is not supported: llama, qwen2 and nemotron are",
+            path, cJSON_IsString(item) ? item->valuestring : "?");
     if (ok) {
         memset(m, 0, sizeof *m);
         m->type = (LlamaType)type;
-        m->theta = 1e4, m->rotary = m->type == NEMOTRON ? 0.5 : 1, m->epsilon = m->type == NEMOTRON ? 1e-5 : 1e-6;
+        m->theta = 1e4;
+        m->rotary = m->type == NEMOTRON ? 0.5 : 1;
+        m->epsilon = m->type == NEMOTRON ? 1e-5 : 1e-6;
         ok = config_size(root, "hidden_size", 1 << 17, &g.C, path, err) &&
              config_size(root, "num_hidden_layers", 5000, &g.L, path, err) &&
              config_size(root, "num_attention_heads", 1 << 17, &g.NH, path, err) &&
@@ -286,34 +379,45 @@ static inline bool llama_read(const char *path, GPTConfig *config, Error *err) {
         if (ok && item && !cJSON_IsNull(item))
             ok = config_size(root, "num_key_value_heads", 1 << 17, &m->KV, path, err);
     }
-    ok = ok && llama_check_variant(root, &g, m, path, err) && llama_read_rope(root, m, path, err) &&
-         llama_number(root, m->type == NEMOTRON ? "norm_eps" : "rms_norm_eps", &m->epsilon, path, err);
-    if (ok) m->tied = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(root, "tie_word_embeddings"));
+    ok = ok && llama_check_variant(root, &g, m, path, err) &&
+         llama_read_rope(root, m, path, err) &&
+         llama_number(root, m->type == NEMOTRON ? "norm_eps" : "rms_norm_eps", &m->epsilon,
+                      path, err);
+    if (ok)
+        m->tied =
+            cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(root, "tie_word_embeddings"));
     Error why;
-    if (ok && !llama_check_sizes(&g, m, &why)) ok = error_set(err, "%s: %.900s", path, why.text);
+    if (ok && !llama_check_sizes(&g, m, &why))
+        ok = error_set(err, "%s: %.900s", path, why.text);
     cJSON_Delete(root);
     if (!ok) return false;
     llama_make(m);
-    g.Vp = padded_vocabulary(g.V), *config = g;
+    g.Vp = padded_vocabulary(g.V);
+    *config = g;
     return true;
 }
 
-// Writes config.json with RoPE's members at the top: transformers 4 and 5 both read these. Reals
-// stay floats: 4.57 warns of a factor that is a whole number.
-static inline bool llama_write(const char *path, const GPTConfig *g, bool bf16, Error *err) {
-    static const char *const CLASSES[] = {"LlamaForCausalLM", "Qwen2ForCausalLM", "NemotronForCausalLM"};
+// Writes config.json with RoPE's members at the top: transformers 4 and 5 both read these.
+// Reals stay floats: 4.57 warns of a factor that is a whole number.
+static inline bool llama_write(const char *path, const GPTConfig *g, bool bf16,
+                               Error *err) {
+    static const char *const CLASSES[] = {"LlamaForCausalLM", "Qwen2ForCausalLM",
+                                          "NemotronForCausalLM"};
     const Llama *m = llama_of(g);
     char text[2560], rope[320] = "null", own[200], real[3][40];
     if (m->factor > 0)
-        snprintf(rope, sizeof rope, "{\"rope_type\": \"llama3\", \"factor\": %s, \"low_freq_factor\": %s, "
+        snprintf(rope, sizeof rope,
+                 "{\"rope_type\": \"llama3\", \"factor\": %s, \"low_freq_factor\": %s, "
                  "\"high_freq_factor\": %s, \"original_max_position_embeddings\": %.0f}",
                  json_print_real(real[0], m->factor), json_print_real(real[1], m->low),
                  json_print_real(real[2], m->high), m->original);
-    if (m->type == QWEN2) snprintf(own, sizeof own, "  \"use_sliding_window\": false,\n");
-    else snprintf(own, sizeof own, "  \"attention_bias\": false,\n  \"mlp_bias\": false,\n");
+    if (m->type == QWEN2)
+        snprintf(own, sizeof own, "  \"use_sliding_window\": false,\n");
+    else
+        snprintf(own, sizeof own, "  \"attention_bias\": false,\n  \"mlp_bias\": false,\n");
     if (m->type == NEMOTRON)
-        snprintf(own + strlen(own), sizeof own - strlen(own), "  \"partial_rotary_factor\": %s,\n",
-                 json_print_real(real[0], m->rotary));
+        snprintf(own + strlen(own), sizeof own - strlen(own),
+                 "  \"partial_rotary_factor\": %s,\n", json_print_real(real[0], m->rotary));
     snprintf(text, sizeof text,
              "{\n"
              "  \"architectures\": [\"%s\"],\n"
@@ -337,14 +441,16 @@ static inline bool llama_write(const char *path, const GPTConfig *g, bool bf16, 
              "  \"eos_token_id\": null,\n"
              "  \"torch_dtype\": \"%s\"\n"
              "}\n",
-             CLASSES[m->type], LLAMA_TYPES[m->type], g->L, g->C, g->NH, m->KV, g->C / g->NH, m->F, g->V, g->maxT,
-             m->type == NEMOTRON ? "relu2" : "silu", m->type == NEMOTRON ? "norm_eps" : "rms_norm_eps",
-             json_print_real(real[0], m->epsilon), json_print_real(real[1], m->theta), rope, own,
-             json_print_real(real[2], m->spec.stddev), m->tied ? "true" : "false", bf16 ? "bfloat16" : "float32");
+             CLASSES[m->type], LLAMA_TYPES[m->type], g->L, g->C, g->NH, m->KV, g->C / g->NH,
+             m->F, g->V, g->maxT, m->type == NEMOTRON ? "relu2" : "silu",
+             m->type == NEMOTRON ? "norm_eps" : "rms_norm_eps",
+             json_print_real(real[0], m->epsilon), json_print_real(real[1], m->theta), rope,
+             own, json_print_real(real[2], m->spec.stddev), m->tied ? "true" : "false",
+             bf16 ? "bfloat16" : "float32");
     return file_write_text(path, text, err);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// ----------------------------------------------------------------------------------------
 // The command line
 
 // Values of the command line; 0: left out.
@@ -361,7 +467,9 @@ typedef struct {
     bool tied;
 } LlamaSize;
 
-#define LLAMA_NAMES "llama|qwen2|nemotron|smollm2-135m|llama-3.2-1b|llama-3.1-8b|llama-3.1-70b|llama-3.1-405b|" \
+#define LLAMA_NAMES                                                                        \
+    "llama|qwen2|nemotron|smollm2-135m|llama-3.2-1b|llama-3.1-8b|llama-3.1-70b|llama-3.1-" \
+    "405b|"                                                                                \
     "qwen2.5-0.5b|nemotron-4-15b|nemotron-4-340b"
 
 static const LlamaSize LLAMA_SIZES[] = {
@@ -380,8 +488,8 @@ static const LlamaSize LLAMA_SIZES[] = {
 
 static const Field LLAMA_ROWS[] = {
     {"Model", FIELD_TITLE, 0, NULL, 0, 0, OPTION_BASIC, NULL, NULL},
-    {"model", FIELD_CHOICE, offsetof(LlamaOptions, model), "llama", 0, 0, OPTION_BASIC, LLAMA_NAMES,
-     "kind of blocks, or a published model's sizes"},
+    {"model", FIELD_CHOICE, offsetof(LlamaOptions, model), "llama", 0, 0, OPTION_BASIC,
+     LLAMA_NAMES, "kind of blocks, or a published model's sizes"},
     {"kv-heads", FIELD_SIZE, offsetof(LlamaOptions, KV), NULL, 1, 1e5, OPTION_BASIC, "N",
      "key/value heads; must divide --heads (default: --heads)"},
     {"hidden", FIELD_SIZE, offsetof(LlamaOptions, F), NULL, 1, 1e7, OPTION_BASIC, "N",
@@ -395,28 +503,43 @@ static inline bool llama_sizes(Options *o, const void *flags, Error *err) {
     return options_take_model(o, &named, false, err);
 }
 
-// Fills in *m: as the flags have it, or from_file, as it was read; the flags must then agree. Checks the sizes, for t
-// tensor ranks.
-static inline bool llama_resolve(Llama *m, const LlamaOptions *flags, const GPTConfig *g, bool from_file, size_t t,
-                                 Error *err) {
+// Fills in *m: as the flags have it, or from_file, as it was read; the flags must then
+// agree. Checks the sizes, for t tensor ranks.
+static inline bool llama_resolve(Llama *m, const LlamaOptions *flags, const GPTConfig *g,
+                                 bool from_file, size_t t, Error *err) {
     const LlamaSize *s = &LLAMA_SIZES[flags->model];
     size_t KV = flags->KV ? flags->KV : s->KV, F = flags->F ? flags->F : s->F;
     if (from_file && ((KV && KV != m->KV) || (F && F != m->F)))
-        return error_set(err, "the checkpoint has %zu key/value heads and %zu hidden units: leave out the flags that "
-                         "contradict it", m->KV, m->F);
+        return error_set(err,
+                         "the checkpoint has %zu key/value heads and %zu hidden units: "
+                         "leave out the flags that "
+                         "contradict it",
+                         m->KV, m->F);
     if (!from_file) {
         memset(m, 0, sizeof *m);
-        m->type = s->type, m->tied = s->tied, m->theta = s->theta, m->epsilon = s->epsilon;
+        m->type = s->type;
+        m->tied = s->tied;
+        m->theta = s->theta;
+        m->epsilon = s->epsilon;
         m->rotary = s->type == NEMOTRON ? 0.5 : 1;
-        m->KV = KV ? KV : g->NH, m->F = F ? F : (s->type == NEMOTRON ? 4 : 3) * g->C;
-        m->factor = s->factor, m->low = 1, m->high = 4, m->original = 8192;
+        m->KV = KV ? KV : g->NH;
+        m->F = F ? F : (s->type == NEMOTRON ? 4 : 3) * g->C;
+        m->factor = s->factor;
+        m->low = 1;
+        m->high = 4;
+        m->original = 8192;
         if (!llama_check_sizes(g, m, err)) return false;
         llama_make(m);
     }
     if (m->KV % t)
-        return error_set(err, "--tensor %zu does not divide the %zu key/value heads: take a size that does", t, m->KV);
+        return error_set(
+            err,
+            "--tensor %zu does not divide the %zu key/value heads: take a size that does",
+            t, m->KV);
     if (m->F % t)
-        return error_set(err, "--tensor %zu does not divide the %zu hidden units: take a size that does", t, m->F);
+        return error_set(
+            err, "--tensor %zu does not divide the %zu hidden units: take a size that does",
+            t, m->F);
     return true;
 }
 

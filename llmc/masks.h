@@ -1,14 +1,18 @@
 // masks.h: which elements dropout (Srivastava et al. 2014) drops, by their place alone.
 //
-// A mask's bits come from Philox at (seed, purpose, step, layer, sample, element): the purpose says where in the layer,
-// the sample is numbered within the step's global batch, the element within the sample. So they do not depend on ranks,
-// micro-batches, recomputation or the order of work, and need no memory. Megatron-LM's appendix on random numbers
-// keeps by two kinds of generator states. The kernels and the reference call the same functions.
+// A mask's bits come from Philox at (seed, purpose, step, layer, sample, element): the
+// purpose says where in the layer, the sample is numbered within the step's global batch,
+// the element within the sample. So they do not depend on ranks, micro-batches,
+// recomputation or the order of work, and need no memory. Megatron-LM's appendix on random
+// numbers keeps by two kinds of generator states. The kernels and the reference call the
+// same functions.
 //
-// A block of Philox has 8 numbers of 16 bits. An element is dropped if its number is below `threshold`; the others are
-// multiplied by 65536 / (65536 - threshold), so that the expectation is exactly what it was.
+// A block of Philox has 8 numbers of 16 bits. An element is dropped if its number is below
+// `threshold`; the others are multiplied by 65536 / (65536 - threshold), so that the
+// expectation is exactly what it was.
 //
-// defines: Dropout, dropout_make, dropout_for, dropout_block, dropout_factor, dropout_kept, dropout_probability_block
+// defines: Dropout, dropout_make, dropout_for, dropout_block, dropout_factor, dropout_kept,
+//          dropout_probability_block
 #ifndef LLMC_MASKS_H
 #define LLMC_MASKS_H
 
@@ -21,31 +25,36 @@ typedef struct {
     uint32_t threshold;  // of 2^16; 0: nothing is dropped
     float scale;
     uint64_t seed, step;
-    uint64_t sample;     // number in the step's global batch of the first sample at hand
+    uint64_t sample;  // number in the step's global batch of the first sample at hand
     uint64_t layer;
     RandomPurpose purpose;
-    uint64_t head;       // number in the whole model of the first head at hand
-    uint64_t T, row;     // tokens of a sample on this rank; its first row of the residual stream
-    Tokens tokens;       // which ones
+    uint64_t head;  // number in the whole model of the first head at hand
+    uint64_t T,
+        row;        // tokens of a sample on this rank; its first row of the residual stream
+    Tokens tokens;  // which ones
 } Dropout;
 
 // Dropout with probability p in [0, 1) of a step, from `sample` on.
-static inline Dropout dropout_make(double p, uint64_t seed, uint64_t step, uint64_t sample) {
+static inline Dropout dropout_make(double p, uint64_t seed, uint64_t step,
+                                   uint64_t sample) {
     uint32_t threshold = (uint32_t)(p * 65536.0 + 0.5);
     float scale = (float)(65536.0 / (65536.0 - threshold));
-    Dropout d = {threshold, scale, seed, step, sample, 0, DROPOUT_EMBEDDING, 0, 1, 0, {0, {0, 0}}};
+    Dropout d = {threshold,         scale, seed, step, sample,     0,
+                 DROPOUT_EMBEDDING, 0,     1,    0,    {0, {0, 0}}};
     return d;
 }
 
 // The same at one place of one layer.
 static inline Dropout dropout_for(Dropout d, RandomPurpose purpose, uint64_t layer) {
-    d.purpose = purpose, d.layer = layer;
+    d.purpose = purpose;
+    d.layer = layer;
     return d;
 }
 
 // Block number `block` (below 2^40) of sample d.sample + sample.
 RANDOM_FUNCTION Philox dropout_block(const Dropout *d, uint64_t sample, uint64_t block) {
-    return random_words(d->seed, d->purpose, d->step, d->sample + sample, d->layer << 40 | block);
+    return random_words(d->seed, d->purpose, d->step, d->sample + sample,
+                        d->layer << 40 | block);
 }
 
 // What element `i` of a block is multiplied by.
@@ -63,8 +72,10 @@ RANDOM_FUNCTION uint32_t dropout_kept(const Dropout *d, const Philox *block) {
     return kept;
 }
 
-// The block of query q and keys k .. k+7 (k a multiple of 8), of head h of the heads at hand, for T tokens.
-RANDOM_FUNCTION Philox dropout_probability_block(const Dropout *d, uint64_t sample, uint64_t h, uint64_t q, uint64_t k,
+// The block of query q and keys k .. k+7 (k a multiple of 8), of head h of the heads at
+// hand, for T tokens.
+RANDOM_FUNCTION Philox dropout_probability_block(const Dropout *d, uint64_t sample,
+                                                 uint64_t h, uint64_t q, uint64_t k,
                                                  uint64_t T) {
     uint64_t blocks = (T + DROPOUT_BLOCK - 1) / DROPOUT_BLOCK;  // of a query
     return dropout_block(d, sample, ((d->head + h) * T + q) * blocks + k / DROPOUT_BLOCK);

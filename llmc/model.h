@@ -1,14 +1,16 @@
 // model.h: a model's configuration, THE parameter table, and its parameter and FLOP counts.
 //
-// A ModelSpec lists the tensors of a kind of model: GPT-2's is here, and a lesson with other blocks brings its own. The
-// table made of it is the only place that knows which tensors exist, how they are named, shaped, split over tensor
-// ranks, initialised and decayed, and where each stands in a rank's flat buffer. Initialisation, checkpoints, gradient
-// dumps, the optimizer, ZeRO slices and the gradient norm all walk this table.
+// A ModelSpec lists the tensors of a kind of model: GPT-2's is here, and a lesson with
+// other blocks brings its own. The table made of it is the only place that knows which
+// tensors exist, how they are named, shaped, split over tensor ranks, initialised and
+// decayed, and where each stands in a rank's flat buffer. Initialisation, checkpoints,
+// gradient dumps, the optimizer, ZeRO slices and the gradient norm all walk this table.
 //
-// defines: GPTConfig, padded_vocabulary, Split, Init, TensorKind, MAX_KINDS, TENSOR_*, TensorSpec, ModelSpec,
-//          gpt2_dimension, gpt2_flops, GPT2, config_spec, config_dimension, count_tensors, Shard, shard_whole, Tensor,
-//          tensor_describe, ParamTable, table_make, table_free, table_find, Run, tensor_run, count_parameters,
-//          count_flops
+// defines: GPTConfig, padded_vocabulary, Split, Init, TensorKind, MAX_KINDS, TENSOR_*,
+//          TensorSpec, ModelSpec, gpt2_dimension, gpt2_flops, GPT2, config_spec,
+//          config_dimension, count_tensors, Shard, shard_whole, Tensor, tensor_describe,
+//          ParamTable, table_make, table_free, table_find, Run, tensor_run,
+//          count_parameters, count_flops
 #ifndef LLMC_MODEL_H
 #define LLMC_MODEL_H
 
@@ -22,13 +24,18 @@
 
 typedef struct {
     size_t L, C, NH;  // layers, channels, heads (head size HS = C / NH)
-    size_t V, Vp;     // vocabulary, and the same padded to a multiple of 128 whatever the layout is
-    size_t maxT;      // longest sequence: rows of the position embedding
+    size_t V,
+        Vp;  // vocabulary, and the same padded to a multiple of 128 whatever the layout is
+    size_t maxT;                   // longest sequence: rows of the position embedding
     const struct ModelSpec *spec;  // what kind of model it is; NULL: GPT-2
 } GPTConfig;
 
-static inline size_t round_up(size_t x, size_t multiple) { return (x + multiple - 1) / multiple * multiple; }
-static inline size_t padded_vocabulary(size_t V) { return round_up(V, 128); }
+static inline size_t round_up(size_t x, size_t multiple) {
+    return (x + multiple - 1) / multiple * multiple;
+}
+static inline size_t padded_vocabulary(size_t V) {
+    return round_up(V, 128);
+}
 
 // How a tensor of shape [rows, cols] is cut over t tensor ranks.
 typedef enum {
@@ -39,44 +46,76 @@ typedef enum {
     SPLIT_VOCAB,    // each rank has Vp / t rows; files have only rows below V
 } Split;
 
-typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_RESIDUAL } Init;  // N(0, stddev); residual: / sqrt(2L)
-
-// The kinds of GPT-2's tensors, in memory order. Other models name theirs alike, and number more kinds from NUM_KINDS.
 typedef enum {
-    WTE, WPE,
-    LN1W, LN1B, QKVW, QKVB, PROJW, PROJB, LN2W, LN2B, FCW, FCB, FCPROJW, FCPROJB,
-    LNFW, LNFB,
+    INIT_ZERO,
+    INIT_ONE,
+    INIT_NORMAL,
+    INIT_RESIDUAL
+} Init;  // N(0, stddev); residual: / sqrt(2L)
+
+// The kinds of GPT-2's tensors, in memory order. Other models name theirs alike, and number
+// more kinds from NUM_KINDS.
+typedef enum {
+    WTE,
+    WPE,
+    LN1W,
+    LN1B,
+    QKVW,
+    QKVB,
+    PROJW,
+    PROJB,
+    LN2W,
+    LN2B,
+    FCW,
+    FCB,
+    FCPROJW,
+    FCPROJB,
+    LNFW,
+    LNFB,
     NUM_KINDS
 } TensorKind;
 
-enum { BUCKET_LAYERS = 2 };  // buckets of gradients: 0 wte, 1 the other embeddings, then the layers, at last ln_f
-enum { MAX_KINDS = 24, TENSOR_ALIGN = 64 };  // every tensor starts at a multiple of 64 elements, unless it is joined
+enum {
+    BUCKET_LAYERS = 2
+};  // buckets of gradients: 0 wte, 1 the other embeddings, then the layers, at last ln_f
+enum {
+    MAX_KINDS = 24,
+    TENSOR_ALIGN = 64
+};  // every tensor starts at a multiple of 64 elements, unless it is joined
 
 enum {
-    TENSOR_DECAYS = 1,   // weight decay: matrices and embeddings
-    TENSOR_NORM = 2,     // of a norm: sequence parallelism gives each rank the gradient of its own rows only
-    TENSOR_FIRST = 4,    // outside the layers: the first stage holds it
-    TENSOR_LAST = 8,     // the last stage holds it; both: tied, the first and the last stage hold it alike
-    TENSOR_JOINED = 16,  // begins where the tensor before it ends: one matrix product takes both
-    TENSOR_EXPERTS = 32, // cut over expert ranks, not tensor ranks; the last of a layer, and a bucket of their own
+    TENSOR_DECAYS = 1,  // weight decay: matrices and embeddings
+    TENSOR_NORM = 2,  // of a norm: sequence parallelism gives each rank the gradient of its
+                      // own rows only
+    TENSOR_FIRST = 4,  // outside the layers: the first stage holds it
+    TENSOR_LAST = 8,   // the last stage holds it; both: tied, the first and the last stage
+                       // hold it alike
+    TENSOR_JOINED =
+        16,  // begins where the tensor before it ends: one matrix product takes both
+    TENSOR_EXPERTS = 32,  // cut over expert ranks, not tensor ranks; the last of a layer,
+                          // and a bucket of their own
 };
 
 typedef struct {
     int kind;
     const char *name;  // as printf prints it with the layer
-    char rows, cols;   // '1' (a vector: files have one dimension), 'V', 'T' (maxT), 'C', or the model's own letters
+    char rows, cols;   // '1' (a vector: files have one dimension), 'V', 'T' (maxT), 'C', or
+                       // the model's own letters
     Split split;
     Init init;
-    unsigned flags;    // TENSOR_*
+    unsigned flags;  // TENSOR_*
 } TensorSpec;
 
-// A kind of model: its tensors in memory order, of which [layer, behind) repeat for every layer.
+// A kind of model: its tensors in memory order, of which [layer, behind) repeat for every
+// layer.
 typedef struct ModelSpec {
     const TensorSpec *tensors;
     size_t count, layer, behind;
-    double stddev;                                               // of initial weights
-    size_t (*dimension)(const GPTConfig *g, char letter);        // of the model's own letters; 'F': hidden units
-    double (*flops)(const GPTConfig *g, double tokens, size_t T);  // of a step; MFU counts these
+    double stddev;  // of initial weights
+    size_t (*dimension)(const GPTConfig *g,
+                        char letter);  // of the model's own letters; 'F': hidden units
+    double (*flops)(const GPTConfig *g, double tokens,
+                    size_t T);  // of a step; MFU counts these
     // config.json; NULL: host/config_json.h reads and writes GPT-2's
     bool (*read)(const char *path, GPTConfig *config, Error *err);
     bool (*write)(const char *path, const GPTConfig *config, bool bf16, Error *err);
@@ -84,69 +123,85 @@ typedef struct ModelSpec {
 
 // The part of the model that one rank holds.
 typedef struct {
-    size_t t, t_rank;      // tensor size and rank
-    bool embedding, head;  // holds wte and wpe (first stage); holds ln_f and wte (last stage)
+    size_t t, t_rank;  // tensor size and rank
+    bool embedding,
+        head;  // holds wte and wpe (first stage); holds ln_f and wte (last stage)
     size_t n_layers;
-    const size_t *layers;  // [n_layers] global layer numbers in the order of memory; NULL: 0, 1, 2, ...
-    size_t bucket_align;   // buckets start at multiples of this many elements (0: as tensors do)
-    size_t e, e_rank;      // expert ranks, and this rank's place among them; nothing where no tensor is of experts
+    const size_t *layers;  // [n_layers] global layer numbers in the order of memory; NULL:
+                           // 0, 1, 2, ...
+    size_t bucket_align;  // buckets start at multiples of this many elements (0: as tensors
+                          // do)
+    size_t e, e_rank;  // expert ranks, and this rank's place among them; nothing where no
+                       // tensor is of experts
 } Shard;
 
 typedef struct {
     const TensorSpec *spec;
-    char name[64];       // Hugging Face's name, of GPT-2's without the prefix "transformer."
-    size_t held;         // which of the layers that the rank holds; 0 outside the layers
-    size_t id;           // position in the table of the unsharded model: keys random numbers, orders sums
-    size_t rows, cols;   // global shape, as in files
-    size_t offset, size; // elements: place in the rank's flat buffer, and number of its part (wte: of padded rows)
+    char name[64];  // Hugging Face's name, of GPT-2's without the prefix "transformer."
+    size_t held;    // which of the layers that the rank holds; 0 outside the layers
+    size_t id;  // position in the table of the unsharded model: keys random numbers, orders
+                // sums
+    size_t rows, cols;    // global shape, as in files
+    size_t offset, size;  // elements: place in the rank's flat buffer, and number of its
+                          // part (wte: of padded rows)
     size_t t, t_rank;
-    bool counted;        // this rank writes it and adds its squared norm: one of those that hold it alike
+    bool counted;  // this rank writes it and adds its squared norm: one of those that hold
+                   // it alike
 } Tensor;
 
 typedef struct {
     GPTConfig config;
-    Shard shard;     // with layers of its own
-    size_t count;    // tensors
-    size_t total;    // elements of the flat buffer, gaps of the alignment included
-    size_t largest;  // elements of the largest tensor's part
-    Tensor *tensors; // [count] in memory order
-    size_t bucket_count;  // of gradients: wte, other embeddings, each layer and its experts if it has any, ln_f
-    size_t *buckets; // [bucket_count + 1] their starts; then total
+    Shard shard;          // with layers of its own
+    size_t count;         // tensors
+    size_t total;         // elements of the flat buffer, gaps of the alignment included
+    size_t largest;       // elements of the largest tensor's part
+    Tensor *tensors;      // [count] in memory order
+    size_t bucket_count;  // of gradients: wte, other embeddings, each layer and its experts
+                          // if it has any, ln_f
+    size_t *buckets;      // [bucket_count + 1] their starts; then total
 } ParamTable;
 
-static const TensorSpec GPT2_TENSORS[NUM_KINDS] = {  // in the order of TensorKind
-    {WTE, "wte.weight",                  'V', 'C', SPLIT_VOCAB,   INIT_NORMAL,
+static const TensorSpec GPT2_TENSORS[NUM_KINDS] = {
+    // in the order of TensorKind
+    {WTE, "wte.weight", 'V', 'C', SPLIT_VOCAB, INIT_NORMAL,
      TENSOR_DECAYS | TENSOR_FIRST | TENSOR_LAST},
-    {WPE, "wpe.weight",                  'T', 'C', SPLIT_NONE,    INIT_NORMAL,   TENSOR_DECAYS | TENSOR_FIRST},
-    {LN1W, "h.%zu.ln_1.weight",          '1', 'C', SPLIT_NONE,    INIT_ONE,      TENSOR_NORM},
-    {LN1B, "h.%zu.ln_1.bias",            '1', 'C', SPLIT_NONE,    INIT_ZERO,     TENSOR_NORM},
-    {QKVW, "h.%zu.attn.c_attn.weight",   'C', 'Q', SPLIT_QKV,     INIT_NORMAL,   TENSOR_DECAYS},
-    {QKVB, "h.%zu.attn.c_attn.bias",     '1', 'Q', SPLIT_QKV,     INIT_ZERO,     0},
-    {PROJW, "h.%zu.attn.c_proj.weight",  'C', 'C', SPLIT_ROWS,    INIT_RESIDUAL, TENSOR_DECAYS},
-    {PROJB, "h.%zu.attn.c_proj.bias",    '1', 'C', SPLIT_NONE,    INIT_ZERO,     0},
-    {LN2W, "h.%zu.ln_2.weight",          '1', 'C', SPLIT_NONE,    INIT_ONE,      TENSOR_NORM},
-    {LN2B, "h.%zu.ln_2.bias",            '1', 'C', SPLIT_NONE,    INIT_ZERO,     TENSOR_NORM},
-    {FCW, "h.%zu.mlp.c_fc.weight",       'C', 'F', SPLIT_COLUMNS, INIT_NORMAL,   TENSOR_DECAYS},
-    {FCB, "h.%zu.mlp.c_fc.bias",         '1', 'F', SPLIT_COLUMNS, INIT_ZERO,     0},
-    {FCPROJW, "h.%zu.mlp.c_proj.weight", 'F', 'C', SPLIT_ROWS,    INIT_RESIDUAL, TENSOR_DECAYS},
-    {FCPROJB, "h.%zu.mlp.c_proj.bias",   '1', 'C', SPLIT_NONE,    INIT_ZERO,     0},
-    {LNFW, "ln_f.weight",                '1', 'C', SPLIT_NONE,    INIT_ONE,      TENSOR_NORM | TENSOR_LAST},
-    {LNFB, "ln_f.bias",                  '1', 'C', SPLIT_NONE,    INIT_ZERO,     TENSOR_NORM | TENSOR_LAST},
+    {WPE, "wpe.weight", 'T', 'C', SPLIT_NONE, INIT_NORMAL, TENSOR_DECAYS | TENSOR_FIRST},
+    {LN1W, "h.%zu.ln_1.weight", '1', 'C', SPLIT_NONE, INIT_ONE, TENSOR_NORM},
+    {LN1B, "h.%zu.ln_1.bias", '1', 'C', SPLIT_NONE, INIT_ZERO, TENSOR_NORM},
+    {QKVW, "h.%zu.attn.c_attn.weight", 'C', 'Q', SPLIT_QKV, INIT_NORMAL, TENSOR_DECAYS},
+    {QKVB, "h.%zu.attn.c_attn.bias", '1', 'Q', SPLIT_QKV, INIT_ZERO, 0},
+    {PROJW, "h.%zu.attn.c_proj.weight", 'C', 'C', SPLIT_ROWS, INIT_RESIDUAL, TENSOR_DECAYS},
+    {PROJB, "h.%zu.attn.c_proj.bias", '1', 'C', SPLIT_NONE, INIT_ZERO, 0},
+    {LN2W, "h.%zu.ln_2.weight", '1', 'C', SPLIT_NONE, INIT_ONE, TENSOR_NORM},
+    {LN2B, "h.%zu.ln_2.bias", '1', 'C', SPLIT_NONE, INIT_ZERO, TENSOR_NORM},
+    {FCW, "h.%zu.mlp.c_fc.weight", 'C', 'F', SPLIT_COLUMNS, INIT_NORMAL, TENSOR_DECAYS},
+    {FCB, "h.%zu.mlp.c_fc.bias", '1', 'F', SPLIT_COLUMNS, INIT_ZERO, 0},
+    {FCPROJW, "h.%zu.mlp.c_proj.weight", 'F', 'C', SPLIT_ROWS, INIT_RESIDUAL,
+     TENSOR_DECAYS},
+    {FCPROJB, "h.%zu.mlp.c_proj.bias", '1', 'C', SPLIT_NONE, INIT_ZERO, 0},
+    {LNFW, "ln_f.weight", '1', 'C', SPLIT_NONE, INIT_ONE, TENSOR_NORM | TENSOR_LAST},
+    {LNFB, "ln_f.bias", '1', 'C', SPLIT_NONE, INIT_ZERO, TENSOR_NORM | TENSOR_LAST},
 };
 
-static inline size_t gpt2_dimension(const GPTConfig *g, char letter) { return (letter == 'Q' ? 3 : 4) * g->C; }
-
-// FLOPs of one step over `tokens` tokens in sequences of T (Narayanan et al. 2021, section 5.1, without
-// recomputation): 72 B T L C^2 (1 + T/(6C) + V/(12 L C)). MFU counts these whatever is recomputed. Attention counts as
-// if every token saw all T.
-static inline double gpt2_flops(const GPTConfig *g, double tokens, size_t T) {
-    double C = (double)g->C, L = (double)g->L;
-    return 72.0 * tokens * L * C * C * (1.0 + (double)T / (6.0 * C) + (double)g->V / (12.0 * L * C));
+static inline size_t gpt2_dimension(const GPTConfig *g, char letter) {
+    return (letter == 'Q' ? 3 : 4) * g->C;
 }
 
-static const ModelSpec GPT2 = {GPT2_TENSORS, NUM_KINDS, LN1W, LNFW, 0.02, gpt2_dimension, gpt2_flops, NULL, NULL};
+// FLOPs of one step over `tokens` tokens in sequences of T (Narayanan et al. 2021, section
+// 5.1, without recomputation): 72 B T L C^2 (1 + T/(6C) + V/(12 L C)). MFU counts these
+// whatever is recomputed. Attention counts as if every token saw all T.
+static inline double gpt2_flops(const GPTConfig *g, double tokens, size_t T) {
+    double C = (double)g->C, L = (double)g->L;
+    return 72.0 * tokens * L * C * C *
+           (1.0 + (double)T / (6.0 * C) + (double)g->V / (12.0 * L * C));
+}
 
-static inline const ModelSpec *config_spec(const GPTConfig *g) { return g->spec ? g->spec : &GPT2; }
+static const ModelSpec GPT2 = {GPT2_TENSORS,   NUM_KINDS,  LN1W, LNFW, 0.02,
+                               gpt2_dimension, gpt2_flops, NULL, NULL};
+
+static inline const ModelSpec *config_spec(const GPTConfig *g) {
+    return g->spec ? g->spec : &GPT2;
+}
 
 static inline size_t config_dimension(const GPTConfig *g, char letter) {
     switch (letter) {
@@ -159,18 +214,23 @@ static inline size_t config_dimension(const GPTConfig *g, char letter) {
 }
 
 // Tensors of each layer, and how many the unsharded model has.
-static inline size_t tensors_of_layer(const ModelSpec *spec) { return spec->behind - spec->layer; }
+static inline size_t tensors_of_layer(const ModelSpec *spec) {
+    return spec->behind - spec->layer;
+}
 static inline size_t count_tensors(const GPTConfig *g) {
     const ModelSpec *spec = config_spec(g);
     return spec->count + (g->L - 1) * tensors_of_layer(spec);
 }
 
-// Describes tensor `id` of the unsharded model as tensor rank t_rank of t holds it (rank 0 of 1: all of it); held,
-// offset and counted are left at 0.
-static inline Tensor tensor_describe(const GPTConfig *g, size_t id, size_t t, size_t t_rank) {
+// Describes tensor `id` of the unsharded model as tensor rank t_rank of t holds it (rank 0
+// of 1: all of it); held, offset and counted are left at 0.
+static inline Tensor tensor_describe(const GPTConfig *g, size_t id, size_t t,
+                                     size_t t_rank) {
     const ModelSpec *model = config_spec(g);
-    size_t in_layer = tensors_of_layer(model), layer = id < model->layer ? 0 : (id - model->layer) / in_layer;
-    if (layer >= g->L) layer = g->L - 1;  // behind the layers: the spec's rows go on from the last one's
+    size_t in_layer = tensors_of_layer(model),
+           layer = id < model->layer ? 0 : (id - model->layer) / in_layer;
+    if (layer >= g->L)
+        layer = g->L - 1;  // behind the layers: the spec's rows go on from the last one's
     const TensorSpec *spec = &model->tensors[id - layer * in_layer];
     Tensor x;
     memset(&x, 0, sizeof x);
@@ -181,7 +241,8 @@ static inline Tensor tensor_describe(const GPTConfig *g, size_t id, size_t t, si
     x.cols = config_dimension(g, spec->cols);
     x.t = t;
     x.t_rank = t_rank;
-    x.size = (spec->split == SPLIT_VOCAB ? g->Vp : x.rows) * x.cols / (spec->split == SPLIT_NONE ? 1 : t);
+    x.size = (spec->split == SPLIT_VOCAB ? g->Vp : x.rows) * x.cols /
+             (spec->split == SPLIT_NONE ? 1 : t);
     return x;
 }
 
@@ -191,11 +252,14 @@ static inline Shard shard_whole(const GPTConfig *g) {
     return whole;
 }
 
-// Builds the table of one rank. C, NH, 4C and Vp must be divisible by t (the trainer has checked).
+// Builds the table of one rank. C, NH, 4C and Vp must be divisible by t (the trainer has
+// checked).
 static inline ParamTable table_make(const GPTConfig *g, Shard shard) {
     const ModelSpec *spec = config_spec(g);
-    unsigned held = (shard.embedding ? 1u : 0u) * TENSOR_FIRST | (shard.head ? 1u : 0u) * TENSOR_LAST;
-    size_t in_layer = tensors_of_layer(spec), layers = shard.n_layers, rows = spec->count + (layers - 1) * in_layer;
+    unsigned held = (shard.embedding ? 1u : 0u) * TENSOR_FIRST |
+                    (shard.head ? 1u : 0u) * TENSOR_LAST;
+    size_t in_layer = tensors_of_layer(spec), layers = shard.n_layers,
+           rows = spec->count + (layers - 1) * in_layer;
     size_t align = shard.bucket_align ? shard.bucket_align : (size_t)TENSOR_ALIGN, end = 0;
     ParamTable table;
     memset(&table, 0, sizeof table);
@@ -208,22 +272,33 @@ static inline ParamTable table_make(const GPTConfig *g, Shard shard) {
     table.shard.layers = numbers;
     for (size_t i = 0; i < rows; i++) {
         bool before = i < spec->layer, behind = i >= spec->layer + layers * in_layer;
-        size_t l = before ? 0 : behind ? layers - 1 : (i - spec->layer) / in_layer, row = i - l * in_layer;
+        size_t l = before   ? 0
+                   : behind ? layers - 1
+                            : (i - spec->layer) / in_layer,
+               row = i - l * in_layer;
         const TensorSpec *kind = &spec->tensors[row];
-        bool experts = kind->flags & TENSOR_EXPERTS, tied = kind->flags & TENSOR_FIRST && kind->flags & TENSOR_LAST;
+        bool experts = kind->flags & TENSOR_EXPERTS,
+             tied = kind->flags & TENSOR_FIRST && kind->flags & TENSOR_LAST;
         bool first_expert = experts && !(kind[-1].flags & TENSOR_EXPERTS);
-        // wte is a bucket of its own: the first and the last stage hold it, and cut it over the data ranks alike.
-        if (i == 1) table.buckets[table.bucket_count++] = table.total = round_up(table.total, align);
+        // wte is a bucket of its own: the first and the last stage hold it, and cut it over
+        // the data ranks alike.
+        if (i == 1)
+            table.buckets[table.bucket_count++] = table.total =
+                round_up(table.total, align);
         if (row == 0 || row == spec->layer || row == spec->behind || first_expert)
-            table.buckets[table.bucket_count++] = table.total = round_up(table.total, align);
+            table.buckets[table.bucket_count++] = table.total =
+                round_up(table.total, align);
         if ((before || behind) && !(kind->flags & held)) continue;
         Tensor *x = &table.tensors[table.count++];
         size_t id = row + (before ? 0 : behind ? g->L - 1 : numbers[l]) * in_layer;
-        *x = tensor_describe(g, id, experts ? shard.e : shard.t, experts ? shard.e_rank : shard.t_rank);
+        *x = tensor_describe(g, id, experts ? shard.e : shard.t,
+                             experts ? shard.e_rank : shard.t_rank);
         x->held = before || behind ? 0 : l;
         x->offset = kind->flags & TENSOR_JOINED ? end : table.total;
-        // Tensor ranks hold whole tensors alike, and the first and the last stage a tied one.
-        x->counted = (kind->split != SPLIT_NONE || shard.t_rank == 0) && (!tied || shard.embedding);
+        // Tensor ranks hold whole tensors alike, and the first and the last stage a tied
+        // one.
+        x->counted = (kind->split != SPLIT_NONE || shard.t_rank == 0) &&
+                     (!tied || shard.embedding);
         end = x->offset + x->size;
         if (x->size > table.largest) table.largest = x->size;
         table.total = round_up(end, TENSOR_ALIGN);
@@ -239,7 +314,8 @@ static inline void table_free(ParamTable *table) {
     memset(table, 0, sizeof *table);
 }
 
-// The tensor of a kind; l counts the layers that this rank holds and is ignored outside them. NULL if not held.
+// The tensor of a kind; l counts the layers that this rank holds and is ignored outside
+// them. NULL if not held.
 static inline const Tensor *table_find(const ParamTable *table, int kind, size_t l) {
     for (size_t i = 0; i < table->count; i++) {
         const Tensor *x = &table->tensors[i];
@@ -249,24 +325,32 @@ static inline const Tensor *table_find(const ParamTable *table, int kind, size_t
     return NULL;
 }
 
-// A run: `count` elements that are contiguous both in this rank's memory and in the unsharded tensor.
+// A run: `count` elements that are contiguous both in this rank's memory and in the
+// unsharded tensor.
 typedef struct {
-    size_t local;   // element of the rank's part of the tensor (add Tensor.offset for the flat buffer)
+    size_t local;   // element of the rank's part of the tensor (add Tensor.offset for the
+                    // flat buffer)
     size_t global;  // element of the unsharded tensor, as in files
     size_t count;
 } Run;
 
-// Sets *run to run i of the rank's part, as far as it lies in [lo, hi) of this part: ranks take turns. All of a matrix
-// is one run. The padding of the vocabulary is in none; count can be 0. Returns false behind the last run.
+// Sets *run to run i of the rank's part, as far as it lies in [lo, hi) of this part: ranks
+// take turns. All of a matrix is one run. The padding of the vocabulary is in none; count
+// can be 0. Returns false behind the last run.
 static inline bool tensor_run(const Tensor *x, size_t i, size_t lo, size_t hi, Run *run) {
     Split split = x->t == 1 ? SPLIT_NONE : x->spec->split;
-    size_t runs = split == SPLIT_COLUMNS ? x->rows : split == SPLIT_QKV ? 3 * x->rows : 1, count = x->size / runs;
-    size_t begin = i * count, end = begin + count, whole = x->rows * x->cols, skip = lo > begin ? lo - begin : 0;
+    size_t runs = split == SPLIT_COLUMNS ? x->rows
+                  : split == SPLIT_QKV   ? 3 * x->rows
+                                         : 1,
+           count = x->size / runs;
+    size_t begin = i * count, end = begin + count, whole = x->rows * x->cols,
+           skip = lo > begin ? lo - begin : 0;
     size_t global = x->spec->split == SPLIT_NONE ? 0 : (i * x->t + x->t_rank) * count;
     size_t left = global < whole ? whole - global : 0;
     if (end > begin + left) end = begin + left;
     if (end > hi) end = hi;
-    run->local = begin + skip, run->global = global + skip;
+    run->local = begin + skip;
+    run->global = global + skip;
     run->count = end > run->local ? end - run->local : 0;
     return i < runs;
 }

@@ -1,41 +1,52 @@
-// pipeline.h: pipeline schedules as lists of steps, and the rules by which a trainer executes any such list.
+// pipeline.h: pipeline schedules as lists of steps, and the rules by which a trainer
+// executes any such list.
 //
-// defines: PIPELINE_BUFFERS, PipelineStep, pipeline_schedule_name, pipeline_steps, pipeline_warmup, pipeline_bubble,
-//          PipelineLists, pipeline_make, pipeline_link_count, pipeline_link_ends, pipeline_neighbours, PipelinePlan,
+// defines: PIPELINE_BUFFERS, PipelineStep, pipeline_schedule_name, pipeline_steps,
+//          pipeline_warmup, pipeline_bubble, PipelineLists, pipeline_make,
+//          pipeline_link_count, pipeline_link_ends, pipeline_neighbours, PipelinePlan,
 //          stage_layer_count, chunk_layers, pipeline_slots, pipeline_plan
 //
-// p stages in a row, m micro-batches a training step, v model chunks a stage. The model is cut into p * v chunks; chunk
-// c of stage s is global chunk c * p + s. With v > 1 the model goes round the stages v times, so stage 0 follows the
-// last stage. A schedule gives the order in which ONE stage runs its forwards and backwards. Messages follow from it.
+// p stages in a row, m micro-batches a training step, v model chunks a stage. The model is
+// cut into p * v chunks; chunk c of stage s is global chunk c * p + s. With v > 1 the model
+// goes round the stages v times, so stage 0 follows the last stage. A schedule gives the
+// order in which ONE stage runs its forwards and backwards. Messages follow from it.
 //
-// Papers: GPipe (Huang et al. 2019); PipeDream-Flush's 1F1B and interleaved 1F1B as in PTD-P (Narayanan et al. 2021),
-// section 2.2, figures 3 and 4.
+// Papers: GPipe (Huang et al. 2019); PipeDream-Flush's 1F1B and interleaved 1F1B as in
+// PTD-P (Narayanan et al. 2021), section 2.2, figures 3 and 4.
 //
 // HOW A LIST IS EXECUTED, AND WHY IT CANNOT HANG
 //
-// A send completes only when its receive is posted, and the operations of one communicator pair up in order. With send,
-// receive and compute on one stream 1F1B hangs at once: stage 0 sends the activations of micro-batch 1 while stage 1
-// sends the gradients of micro-batch 0, and neither comes to its receive. So:
+// A send completes only when its receive is posted, and the operations of one communicator
+// pair up in order. With send, receive and compute on one stream 1F1B hangs at once: stage
+// 0 sends the activations of micro-batch 1 while stage 1 sends the gradients of micro-batch
+// 0, and neither comes to its receive. So:
 //
-// 1. A link carries one kind of message in one direction between two neighbours: activations s -> s+1 or gradients
-//    s -> s-1 (modulo p; the wrap-around links exist only with v > 1). Each link has its own two-rank communicator and,
-//    at each end, its own stream. A stage has at most four link ends. At p = 2 previous and next are one rank, but
-//    still four links.
-// 2. A link end has PIPELINE_BUFFERS buffers; message k of a link uses buffer k % PIPELINE_BUFFERS. Send k meets
-//    receive k, so both ends must use messages in one order (pipeline_prove checks it).
-// 3. The host walks the list and only enqueues. For a step that reads message k of one link and makes message j of
-//    another:
-//      receiving stream:  wait until the reader of message k - PIPELINE_BUFFERS has copied it; ncclRecv
-//      compute stream:    wait until message k has arrived, and message j - PIPELINE_BUFFERS is sent; compute
+// 1. A link carries one kind of message in one direction between two neighbours:
+//    activations s -> s+1 or gradients s -> s-1 (modulo p; the wrap-around links exist only
+//    with v > 1). Each link has its own two-rank communicator and, at each end, its own
+//    stream. A stage has at most four link ends. At p = 2 previous and next are one rank,
+//    but still four links.
+// 2. A link end has PIPELINE_BUFFERS buffers; message k of a link uses buffer k %
+//    PIPELINE_BUFFERS. Send k meets receive k, so both ends must use messages in one order
+//    (pipeline_prove checks it).
+// 3. The host walks the list and only enqueues. For a step that reads message k of one link
+//    and makes message j of another:
+//      receiving stream:  wait until the reader of message k - PIPELINE_BUFFERS has copied
+//                         it; ncclRecv
+//      compute stream:    wait until message k has arrived, and message j -
+//                         PIPELINE_BUFFERS is sent; compute
 //      sending stream:    wait until computed; ncclSend
-//    The host runs ahead of the GPU, so a receive is posted as soon as its buffer is free: transfers overlap compute.
+//    The host runs ahead of the GPU, so a receive is posted as soon as its buffer is free:
+//    transfers overlap compute.
 //
-// No stream ever chooses: each operation waits for a fixed set of others. Such a system (a marked graph) reaches the
-// same end in any order and at any speed. Hence, if ONE order comes to the end, EVERY order does. pipeline_walk in
-// pipeline_lists.h finds that order; dev/test/test_pipeline.c proves p <= 16, m <= 64, v <= 8. The walk frees a buffer at the end of its step;
-// to free it earlier only removes waiting. Tensor ranks of a stage run one list, so step i of all of them is one
-// operation. With one buffer at each end the schedules here cannot hang; two lose no time against unlimited ones. A
-// list of your own runs with m * v buffers if it runs at all.
+// No stream ever chooses: each operation waits for a fixed set of others. Such a system (a
+// marked graph) reaches the same end in any order and at any speed. Hence, if ONE order
+// comes to the end, EVERY order does. pipeline_walk in pipeline_lists.h finds that order;
+// dev/test/test_pipeline.c proves p <= 16, m <= 64, v <= 8. The walk frees a buffer at the
+// end of its step; to free it earlier only removes waiting. Tensor ranks of a stage run one
+// list, so step i of all of them is one operation. With one buffer at each end the
+// schedules here cannot hang; two lose no time against unlimited ones. A list of your own
+// runs with m * v buffers if it runs at all.
 //
 // llmc/trainer/ranks.cuh has the rules for links on real GPUs.
 #ifndef LLMC_PIPELINE_H
@@ -52,10 +63,12 @@
 #include "llmc/host/memory.h"
 
 #define PIPELINE_BUFFERS 2  // at each end of a link
-#define PIPELINE_NONE (-1)  // no neighbour: the input is tokens, or the output is the loss or nothing
+#define PIPELINE_NONE \
+    (-1)  // no neighbour: the input is tokens, or the output is the loss or nothing
 
-// Also the index of a stage's link ends: a forward receives and sends activations, a backward gradients. With a split
-// backward (zero_bubble.h) a backward makes only the gradient of its input, and a weight step the weights' gradients.
+// Also the index of a stage's link ends: a forward receives and sends activations, a
+// backward gradients. With a split backward (zero_bubble.h) a backward makes only the
+// gradient of its input, and a weight step the weights' gradients.
 typedef enum { STEP_FORWARD, STEP_BACKWARD, STEP_WEIGHT } StepKind;
 
 typedef struct {
@@ -66,26 +79,30 @@ typedef struct {
 enum { SCHEDULE_COUNT = SCHEDULE_ZB_AUTO + 1 };
 
 static inline const char *pipeline_schedule_name(Schedule schedule) {
-    static const char *const names[SCHEDULE_COUNT] = {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-auto"};
+    static const char *const names[SCHEDULE_COUNT] = {"gpipe", "1f1b", "interleaved",
+                                                      "zb-h1", "zb-auto"};
     return names[schedule];
 }
 
-// ---- schedules ------------------------------------------------------------------------------------------------------
+// ---- schedules -------------------------------------------------------------------------
 
-static inline void pipeline_add(PipelineStep *out, size_t *n, StepKind kind, int micro, int chunk) {
+static inline void pipeline_add(PipelineStep *out, size_t *n, StepKind kind, int micro,
+                                int chunk) {
     out[*n].kind = kind;
     out[*n].micro = micro;
     out[(*n)++].chunk = chunk;
 }
 
-// Writes a stage's list and returns its length, 2 m v: `warmup` forwards, then forward and backward in turn, then the
-// remaining backwards. The schedules here differ in nothing else. With v chunks, micro-batches go in groups of p: a
-// group runs through chunk 0, then chunk 1, ...: p steps later stage 0 has back its own output, from the last stage. So
-// p must divide m. Backwards go from the last chunk down. The backwards of a chunk go 0, 1, 2, ... in all schedules, so
-// that gradients are summed in one order and have the same bits.
+// Writes a stage's list and returns its length, 2 m v: `warmup` forwards, then forward and
+// backward in turn, then the remaining backwards. The schedules here differ in nothing
+// else. With v chunks, micro-batches go in groups of p: a group runs through chunk 0, then
+// chunk 1, ...: p steps later stage 0 has back its own output, from the last stage. So p
+// must divide m. Backwards go from the last chunk down. The backwards of a chunk go 0, 1,
+// 2, ... in all schedules, so that gradients are summed in one order and have the same
+// bits.
 //
-// Stage 0 with p = 2, v = 2, m = 4, so a group is 4 steps long and the warm-up 4 forwards; F3.1 is the forward of
-// micro-batch 3 in chunk 1:
+// Stage 0 with p = 2, v = 2, m = 4, so a group is 4 steps long and the warm-up 4 forwards;
+// F3.1 is the forward of micro-batch 3 in chunk 1:
 //
 //     i            0     1     2     3     4     5     6     7     8     9     10    11
 //     f            0     1     2     3     4     5     6     7
@@ -93,7 +110,8 @@ static inline void pipeline_add(PipelineStep *out, size_t *n, StepKind kind, int
 //     b                                    0     1     2     3     4     5     6     7
 //     backward                             B0.1  B1.1  B0.0  B1.0  B2.1  B3.1  B2.0  B3.0
 //
-//     f = 6: its group is 6 / 4 = 1, which begins with micro-batch 2; 6 % 2 = 0 is its place there: micro-batch 2;
+//     f = 6: its group is 6 / 4 = 1, which begins with micro-batch 2; 6 % 2 = 0 is its
+//     place there: micro-batch 2;
 //     6 % 4 = 2 steps into the group, 2 / 2 = 1: chunk 1.
 static inline size_t pipeline_steps(int p, int m, int v, int warmup, PipelineStep *out) {
     int total = m * v, group = p * v;
@@ -101,28 +119,36 @@ static inline size_t pipeline_steps(int p, int m, int v, int warmup, PipelineSte
     size_t n = 0;
     for (int i = 0; i < total + warmup; i++) {
         int f = i, b = i - warmup;  // the f-th forward and the b-th backward, if they exist
-        if (f < total) pipeline_add(out, &n, STEP_FORWARD, f / group * p + f % p, f % group / p);
-        if (b >= 0) pipeline_add(out, &n, STEP_BACKWARD, b / group * p + b % p, v - 1 - b % group / p);
+        if (f < total)
+            pipeline_add(out, &n, STEP_FORWARD, f / group * p + f % p, f % group / p);
+        if (b >= 0)
+            pipeline_add(out, &n, STEP_BACKWARD, b / group * p + b % p,
+                         v - 1 - b % group / p);
     }
     return n;
 }
 
 // Returns how many forwards a stage runs ahead.
 //   GPipe (PTD-P figure 3): all. Every stage keeps m micro-batches of activations.
-//   1F1B (figure 4, top): just enough for the first gradient to come back. The same bubble, but stage s keeps at most
+//   1F1B (figure 4, top): just enough for the first gradient to come back. The same bubble,
+//   but stage s keeps at most
 //     p - s micro-batches.
-//   Interleaved 1F1B (figure 4, bottom): through all chunks. A bubble v times smaller for v times as many messages.
+//   Interleaved 1F1B (figure 4, bottom): through all chunks. A bubble v times smaller for v
+//   times as many messages.
 static inline int pipeline_warmup(Schedule schedule, int p, int stage, int m, int v) {
     if (schedule == SCHEDULE_GPIPE) return m;
     if (schedule == SCHEDULE_1F1B) return p - stage - 1;
     return (p - stage - 1) * 2 + (v - 1) * p;
 }
 
-// Returns the bubble, idle time over work of a stage, if all chunks cost the same and messages nothing: (p-1)/m,
-// interleaved (p-1)/(v m).
-static inline double pipeline_bubble(int p, int m, int v) { return (double)(p - 1) / ((double)v * m); }
+// Returns the bubble, idle time over work of a stage, if all chunks cost the same and
+// messages nothing: (p-1)/m, interleaved (p-1)/(v m).
+static inline double pipeline_bubble(int p, int m, int v) {
+    return (double)(p - 1) / ((double)v * m);
+}
 
-// Returns the kind of step after which the activations of a micro-batch and chunk are no longer needed.
+// Returns the kind of step after which the activations of a micro-batch and chunk are no
+// longer needed.
 static inline StepKind pipeline_last_use(const PipelineStep *steps, size_t count) {
     for (size_t i = 0; i < count; i++) {
         if (steps[i].kind == STEP_WEIGHT) return STEP_WEIGHT;
@@ -130,7 +156,7 @@ static inline StepKind pipeline_last_use(const PipelineStep *steps, size_t count
     return STEP_BACKWARD;
 }
 
-// ---- the lists of all stages ------------------------------------------------------------
+// ---- the lists of all stages -----------------------------------------------------------
 
 typedef struct {
     int p, m, v;           // stages, micro-batches of a training step, chunks of a stage
@@ -138,12 +164,14 @@ typedef struct {
     size_t *counts;        // [p] their lengths
 } PipelineLists;
 
-// Returns empty lists with room for 3 steps of every micro-batch and chunk. Release with pipeline_lists_free.
+// Returns empty lists with room for 3 steps of every micro-batch and chunk. Release with
+// pipeline_lists_free.
 static inline PipelineLists pipeline_empty(int p, int m, int v) {
     PipelineLists l = {p, m, v, NULL, NULL};
     l.steps = (PipelineStep **)host_alloc(p, sizeof *l.steps);
     l.counts = (size_t *)host_alloc(p, sizeof *l.counts);
-    for (int s = 0; s < p; s++) l.steps[s] = (PipelineStep *)host_alloc(3 * (size_t)m * v, sizeof **l.steps);
+    for (int s = 0; s < p; s++)
+        l.steps[s] = (PipelineStep *)host_alloc(3 * (size_t)m * v, sizeof **l.steps);
     return l;
 }
 
@@ -158,15 +186,19 @@ static inline void pipeline_lists_free(PipelineLists *l) {
 static inline PipelineLists pipeline_make(Schedule schedule, int p, int m, int v) {
     PipelineLists l = pipeline_empty(p, m, v);
     for (int s = 0; s < p; s++)
-        l.counts[s] = pipeline_steps(p, m, v, pipeline_warmup(schedule, p, s, m, v), l.steps[s]);
+        l.counts[s] =
+            pipeline_steps(p, m, v, pipeline_warmup(schedule, p, s, m, v), l.steps[s]);
     return l;
 }
 
-// ---- links ------------------------------------------------------------------------------
+// ---- links -----------------------------------------------------------------------------
 
-// Links are numbered 0 .. 2p-1: link s carries stage s's activations to s + 1, link p + s its gradients to s - 1
-// (modulo p). The wrap-around links (p - 1 to 0, and back) are used when v > 1.
-static inline int pipeline_link_count(int p) { return 2 * p; }
+// Links are numbered 0 .. 2p-1: link s carries stage s's activations to s + 1, link p + s
+// its gradients to s - 1 (modulo p). The wrap-around links (p - 1 to 0, and back) are used
+// when v > 1.
+static inline int pipeline_link_count(int p) {
+    return 2 * p;
+}
 
 static inline bool pipeline_link_ends(int p, int v, int link, int *from, int *to) {
     *from = link % p;
@@ -175,27 +207,36 @@ static inline bool pipeline_link_ends(int p, int v, int link, int *from, int *to
     return p > 1 && (v > 1 || !wraps);
 }
 
-// Sets the stages that send a step's input and get its output; PIPELINE_NONE at the model's ends. Forwards go up the
-// global chunks, backwards down; a weight step has no message.
-static inline void pipeline_neighbours(int p, int stage, int v, PipelineStep step, int *from, int *to) {
-    bool first = stage == 0 && step.chunk == 0, last = stage == p - 1 && step.chunk == v - 1;
+// Sets the stages that send a step's input and get its output; PIPELINE_NONE at the model's
+// ends. Forwards go up the global chunks, backwards down; a weight step has no message.
+static inline void pipeline_neighbours(int p, int stage, int v, PipelineStep step,
+                                       int *from, int *to) {
+    bool first = stage == 0 && step.chunk == 0,
+         last = stage == p - 1 && step.chunk == v - 1;
     int previous = first ? PIPELINE_NONE : stage > 0 ? stage - 1 : p - 1;
     int next = last ? PIPELINE_NONE : stage < p - 1 ? stage + 1 : 0;
-    *from = step.kind == STEP_WEIGHT ? PIPELINE_NONE : step.kind == STEP_FORWARD ? previous : next;
-    *to = step.kind == STEP_WEIGHT ? PIPELINE_NONE : step.kind == STEP_FORWARD ? next : previous;
+    *from = step.kind == STEP_WEIGHT    ? PIPELINE_NONE
+            : step.kind == STEP_FORWARD ? previous
+                                        : next;
+    *to = step.kind == STEP_WEIGHT    ? PIPELINE_NONE
+          : step.kind == STEP_FORWARD ? next
+                                      : previous;
 }
 
-// ---- a stage's plan ---------------------------------------------------------------------
+// ---- a stage's plan --------------------------------------------------------------------
 
-// The plan of one stage: its layers, dealt to chunks, and its list of steps with their activation slots.
+// The plan of one stage: its layers, dealt to chunks, and its list of steps with their
+// activation slots.
 typedef struct {
     size_t chunks;          // v
-    size_t *first, *count;  // [chunks] the layers of a chunk, in the numbering of this stage's parameter table
+    size_t *first, *count;  // [chunks] the layers of a chunk, in the numbering of this
+                            // stage's parameter table
     size_t most_layers;     // the largest count
     size_t layer_count;     // of all chunks together
     size_t *layers;         // [layer_count] their numbers in the whole model
     PipelineStep *steps;    // [step_count] this stage's part of a training step
-    size_t *slot;           // [step_count] slot of the activations of the step's micro-batch and chunk
+    size_t
+        *slot;  // [step_count] slot of the activations of the step's micro-batch and chunk
     size_t step_count, slots;
 } PipelinePlan;
 
@@ -204,15 +245,18 @@ static inline size_t stage_layer_count(size_t L, size_t chunks, size_t chunk) {
     return L / chunks + (chunk < L % chunks ? 1 : 0);
 }
 
-// Returns the layers of a chunk. Chunk c * p + s of the p * v is chunk c of stage s. Layers follow each other through
-// the chunks. With a list a stage's layers are dealt to its chunks, without one (NULL) all layers to all chunks.
-static inline size_t chunk_layers(size_t L, const char *list, size_t p, size_t v, size_t chunk) {
-    return list ? stage_layer_count(stage_listed(list, chunk % p), v, chunk / p) : stage_layer_count(L, p * v, chunk);
+// Returns the layers of a chunk. Chunk c * p + s of the p * v is chunk c of stage s. Layers
+// follow each other through the chunks. With a list a stage's layers are dealt to its
+// chunks, without one (NULL) all layers to all chunks.
+static inline size_t chunk_layers(size_t L, const char *list, size_t p, size_t v,
+                                  size_t chunk) {
+    return list ? stage_layer_count(stage_listed(list, chunk % p), v, chunk / p)
+                : stage_layer_count(L, p * v, chunk);
 }
 
 // Deals L layers to the p * v chunks as chunk_layers does, and gives `stage` its own.
-static inline void pipeline_plan_layers(PipelinePlan *plan, size_t L, const char *list, size_t p, size_t stage,
-                                        size_t v) {
+static inline void pipeline_plan_layers(PipelinePlan *plan, size_t L, const char *list,
+                                        size_t p, size_t stage, size_t v) {
     plan->chunks = v;
     plan->first = (size_t *)host_alloc(v, sizeof(size_t));
     plan->count = (size_t *)host_alloc(v, sizeof(size_t));
@@ -227,14 +271,16 @@ static inline void pipeline_plan_layers(PipelinePlan *plan, size_t L, const char
     }
 }
 
-// Gives each step of a proved list the slot in which the activations of its micro-batch and chunk stay until their last
-// use: the last one freed. slot: [counts[stage]], or NULL. Returns the number of slots, which is the largest number of
-// pairs of micro-batch and chunk in flight. In 1F1B, slot = micro-batch % (p - stage).
+// Gives each step of a proved list the slot in which the activations of its micro-batch and
+// chunk stay until their last use: the last one freed. slot: [counts[stage]], or NULL.
+// Returns the number of slots, which is the largest number of pairs of micro-batch and
+// chunk in flight. In 1F1B, slot = micro-batch % (p - stage).
 static inline size_t pipeline_slots(const PipelineLists *l, int stage, size_t *slot) {
     const PipelineStep *steps = l->steps[stage];
     size_t count = l->counts[stage], slots = 0, top = 0, pairs = (size_t)l->m * l->v;
     StepKind last_use = pipeline_last_use(steps, count);
-    size_t *slot_of = (size_t *)host_alloc(2 * pairs, sizeof *slot_of), *unused = slot_of + pairs;  // a stack
+    size_t *slot_of = (size_t *)host_alloc(2 * pairs, sizeof *slot_of),
+           *unused = slot_of + pairs;  // a stack
     for (size_t i = 0; i < count; i++) {
         size_t *mine = &slot_of[(size_t)steps[i].micro * l->v + steps[i].chunk];
         if (steps[i].kind == STEP_FORWARD) *mine = top > 0 ? unused[--top] : slots++;
@@ -245,8 +291,10 @@ static inline size_t pipeline_slots(const PipelineLists *l, int stage, size_t *s
     return slots;
 }
 
-// Returns the plan of `stage` for L layers and proved lists, which it releases. stages: --layers-per-stage, or NULL.
-static inline PipelinePlan pipeline_plan(PipelineLists *l, size_t L, const char *stages, size_t stage) {
+// Returns the plan of `stage` for L layers and proved lists, which it releases. stages:
+// --layers-per-stage, or NULL.
+static inline PipelinePlan pipeline_plan(PipelineLists *l, size_t L, const char *stages,
+                                         size_t stage) {
     PipelinePlan plan;
     memset(&plan, 0, sizeof plan);
     pipeline_plan_layers(&plan, L, stages, (size_t)l->p, stage, (size_t)l->v);

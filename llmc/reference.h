@@ -1,7 +1,8 @@
-// reference.h: GPT-2 in plain C loops and fp64: model, loss, gradients and AdamW. All tests compare with it.
+// reference.h: GPT-2 in plain C loops and fp64: model, loss, gradients and AdamW. All tests
+// compare with it.
 //
-// Read reference_layers.h first, which has the functions of a layer, each forward beside its backward. Here they are
-// put together: a layer, all layers and the loss, then AdamW.
+// Read reference_layers.h first, which has the functions of a layer, each forward beside
+// its backward. Here they are put together: a layer, all layers and the loss, then AdamW.
 #ifndef LLMC_REFERENCE_H
 #define LLMC_REFERENCE_H
 
@@ -12,29 +13,37 @@
 #include "llmc/model.h"
 #include "llmc/reference_layers.h"
 
-// ---- the model ------------------------------------------------------------------------------------------
+// ---- the model -------------------------------------------------------------------------
 
 typedef struct {
     GPTConfig config;
-    ParamTable table;                // of the whole model: lays out params and the other three
-    double *params, *grads, *m, *v;  // [table.total] each; the padding of the vocabulary stays 0
-    Dropout dropout;                 // of these samples; off (threshold 0) unless set
+    ParamTable table;  // of the whole model: lays out params and the other three
+    double *params, *grads, *m,
+        *v;           // [table.total] each; the padding of the vocabulary stays 0
+    Dropout dropout;  // of these samples; off (threshold 0) unless set
 } Reference;
 
-static inline double *reference_allocate(size_t count) { return (double *)host_alloc(count, sizeof(double)); }
+static inline double *reference_allocate(size_t count) {
+    return (double *)host_alloc(count, sizeof(double));
+}
 
 static inline Reference reference_create(const GPTConfig *config) {
     Reference ref;
     ref.config = *config;
     ref.table = table_make(config, shard_whole(config));
-    ref.params = reference_allocate(ref.table.total), ref.grads = reference_allocate(ref.table.total);
-    ref.m = reference_allocate(ref.table.total), ref.v = reference_allocate(ref.table.total);
+    ref.params = reference_allocate(ref.table.total);
+    ref.grads = reference_allocate(ref.table.total);
+    ref.m = reference_allocate(ref.table.total);
+    ref.v = reference_allocate(ref.table.total);
     ref.dropout = dropout_make(0, 0, 0, 0);
     return ref;
 }
 
 static inline void reference_free(Reference *ref) {
-    free(ref->params), free(ref->grads), free(ref->m), free(ref->v);
+    free(ref->params);
+    free(ref->grads);
+    free(ref->m);
+    free(ref->v);
     table_free(&ref->table);
 }
 
@@ -57,53 +66,76 @@ typedef struct {
     double *probs, *losses;             // [N,V], [N]
 } ReferencePass;
 
-static inline double *reference_take(double **free_memory, size_t count) { return (*free_memory += count) - count; }
+static inline double *reference_take(double **free_memory, size_t count) {
+    return (*free_memory += count) - count;
+}
 
 static inline ReferencePass reference_pass_create(const GPTConfig *g, size_t B, size_t T) {
-    size_t N = B * T, C = g->C, layer = N * (18 * C + 4 + g->NH * T), rest = N * (2 * C + 3 + g->V);
+    size_t N = B * T, C = g->C, layer = N * (18 * C + 4 + g->NH * T),
+           rest = N * (2 * C + 3 + g->V);
     ReferencePass a;
     double *p = a.memory = reference_allocate(g->L * layer + rest);
     a.layers = (ReferenceLayer *)host_alloc(g->L + 1, sizeof(ReferenceLayer));
     a.layers[0].residual1 = reference_take(&p, N * C);
     for (size_t l = 0; l < g->L; l++) {
         ReferenceLayer *x = &a.layers[l];
-        x->ln1 = reference_take(&p, N * C), x->ln1_mean = reference_take(&p, N), x->ln1_rstd = reference_take(&p, N);
-        x->qkv = reference_take(&p, 3 * N * C), x->att = reference_take(&p, N * g->NH * T);
-        x->atty = reference_take(&p, N * C), x->proj = reference_take(&p, N * C);
+        x->ln1 = reference_take(&p, N * C);
+        x->ln1_mean = reference_take(&p, N);
+        x->ln1_rstd = reference_take(&p, N);
+        x->qkv = reference_take(&p, 3 * N * C);
+        x->att = reference_take(&p, N * g->NH * T);
+        x->atty = reference_take(&p, N * C);
+        x->proj = reference_take(&p, N * C);
         x->residual2 = reference_take(&p, N * C);
-        x->ln2 = reference_take(&p, N * C), x->ln2_mean = reference_take(&p, N), x->ln2_rstd = reference_take(&p, N);
-        x->fc = reference_take(&p, 4 * N * C), x->gelu = reference_take(&p, 4 * N * C);
+        x->ln2 = reference_take(&p, N * C);
+        x->ln2_mean = reference_take(&p, N);
+        x->ln2_rstd = reference_take(&p, N);
+        x->fc = reference_take(&p, 4 * N * C);
+        x->gelu = reference_take(&p, 4 * N * C);
         x->fcproj = reference_take(&p, N * C);
         x[1].residual1 = x->residual3 = reference_take(&p, N * C);
     }
-    a.lnf = reference_take(&p, N * C), a.lnf_mean = reference_take(&p, N), a.lnf_rstd = reference_take(&p, N);
-    a.probs = reference_take(&p, N * g->V), a.losses = reference_take(&p, N);
+    a.lnf = reference_take(&p, N * C);
+    a.lnf_mean = reference_take(&p, N);
+    a.lnf_rstd = reference_take(&p, N);
+    a.probs = reference_take(&p, N * g->V);
+    a.losses = reference_take(&p, N);
     return a;
 }
 
-static inline void reference_pass_free(ReferencePass *a) { free(a->memory), free(a->layers); }
+static inline void reference_pass_free(ReferencePass *a) {
+    free(a->memory);
+    free(a->layers);
+}
 
-// Sets at[LN1W] and so on: pointers to the tensors of a layer, and to those of no layer, in a buffer (params, grads, m
-// or v).
-static inline void reference_find(const Reference *ref, double *buffer, size_t l, double *at[NUM_KINDS]) {
-    for (int k = 0; k < NUM_KINDS; k++) at[k] = buffer + table_find(&ref->table, k, l)->offset;
+// Sets at[LN1W] and so on: pointers to the tensors of a layer, and to those of no layer, in
+// a buffer (params, grads, m or v).
+static inline void reference_find(const Reference *ref, double *buffer, size_t l,
+                                  double *at[NUM_KINDS]) {
+    for (int k = 0; k < NUM_KINDS; k++)
+        at[k] = buffer + table_find(&ref->table, k, l)->offset;
 }
 
 // The half of a layer before its MLP: residual1 -> residual2 and ln2.
-static inline void reference_half_forward(const Reference *ref, size_t l, ReferenceLayer *x, size_t B, size_t T) {
+static inline void reference_half_forward(const Reference *ref, size_t l, ReferenceLayer *x,
+                                          size_t B, size_t T) {
     size_t N = B * T, C = ref->config.C, NH = ref->config.NH;
     double *w[NUM_KINDS];
     reference_find(ref, ref->params, l, w);
-    reference_layernorm_forward(x->ln1, x->ln1_mean, x->ln1_rstd, x->residual1, w[LN1W], w[LN1B], N, C);
+    reference_layernorm_forward(x->ln1, x->ln1_mean, x->ln1_rstd, x->residual1, w[LN1W],
+                                w[LN1B], N, C);
     reference_matmul_forward(x->qkv, x->ln1, w[QKVW], w[QKVB], N, C, 3 * C);
-    reference_attention_forward(x->atty, x->att, x->qkv, B, T, C, NH, dropout_for(ref->dropout, DROPOUT_SCORES, l));
+    reference_attention_forward(x->atty, x->att, x->qkv, B, T, C, NH,
+                                dropout_for(ref->dropout, DROPOUT_SCORES, l));
     reference_matmul_forward(x->proj, x->atty, w[PROJW], w[PROJB], N, C, C);
     reference_dropout(x->proj, dropout_for(ref->dropout, DROPOUT_PROJ, l), B, T, C);
     reference_residual_forward(x->residual2, x->residual1, x->proj, N * C);
-    reference_layernorm_forward(x->ln2, x->ln2_mean, x->ln2_rstd, x->residual2, w[LN2W], w[LN2B], N, C);
+    reference_layernorm_forward(x->ln2, x->ln2_mean, x->ln2_rstd, x->residual2, w[LN2W],
+                                w[LN2B], N, C);
 }
 
-static inline void reference_layer_forward(const Reference *ref, size_t l, ReferenceLayer *x, size_t B, size_t T) {
+static inline void reference_layer_forward(const Reference *ref, size_t l,
+                                           ReferenceLayer *x, size_t B, size_t T) {
     size_t N = B * T, C = ref->config.C;
     double *w[NUM_KINDS];
     reference_find(ref, ref->params, l, w);
@@ -115,27 +147,33 @@ static inline void reference_layer_forward(const Reference *ref, size_t l, Refer
     reference_residual_forward(x->residual3, x->residual2, x->fcproj, N * C);
 }
 
-// d->residual2 and d->ln2 hold the gradients that arrive; the result is added to d->residual1.
-static inline void reference_half_backward(Reference *ref, size_t l, const ReferenceLayer *x, ReferenceLayer *d,
+// d->residual2 and d->ln2 hold the gradients that arrive; the result is added to
+// d->residual1.
+static inline void reference_half_backward(Reference *ref, size_t l,
+                                           const ReferenceLayer *x, ReferenceLayer *d,
                                            size_t B, size_t T) {
     size_t N = B * T, C = ref->config.C, NH = ref->config.NH;
     double *w[NUM_KINDS], *g[NUM_KINDS];
     reference_find(ref, ref->params, l, w);
     reference_find(ref, ref->grads, l, g);
-    reference_layernorm_backward(d->residual2, g[LN2W], g[LN2B], d->ln2, x->residual2, w[LN2W], x->ln2_mean,
-                                 x->ln2_rstd, N, C);
+    reference_layernorm_backward(d->residual2, g[LN2W], g[LN2B], d->ln2, x->residual2,
+                                 w[LN2W], x->ln2_mean, x->ln2_rstd, N, C);
     reference_residual_backward(d->residual1, d->proj, d->residual2, N * C);
     reference_dropout(d->proj, dropout_for(ref->dropout, DROPOUT_PROJ, l), B, T, C);
-    reference_matmul_backward(d->atty, g[PROJW], g[PROJB], d->proj, x->atty, w[PROJW], N, C, C);
+    reference_matmul_backward(d->atty, g[PROJW], g[PROJB], d->proj, x->atty, w[PROJW], N, C,
+                              C);
     reference_attention_backward(d->qkv, d->atty, x->qkv, x->att, B, T, C, NH,
                                  dropout_for(ref->dropout, DROPOUT_SCORES, l));
-    reference_matmul_backward(d->ln1, g[QKVW], g[QKVB], d->qkv, x->ln1, w[QKVW], N, C, 3 * C);
-    reference_layernorm_backward(d->residual1, g[LN1W], g[LN1B], d->ln1, x->residual1, w[LN1W], x->ln1_mean,
-                                 x->ln1_rstd, N, C);
+    reference_matmul_backward(d->ln1, g[QKVW], g[QKVB], d->qkv, x->ln1, w[QKVW], N, C,
+                              3 * C);
+    reference_layernorm_backward(d->residual1, g[LN1W], g[LN1B], d->ln1, x->residual1,
+                                 w[LN1W], x->ln1_mean, x->ln1_rstd, N, C);
 }
 
-// d->residual3 holds the gradient that arrives; the result is added to d->residual1. d is zero elsewhere.
-static inline void reference_layer_backward(Reference *ref, size_t l, const ReferenceLayer *x, ReferenceLayer *d,
+// d->residual3 holds the gradient that arrives; the result is added to d->residual1. d is
+// zero elsewhere.
+static inline void reference_layer_backward(Reference *ref, size_t l,
+                                            const ReferenceLayer *x, ReferenceLayer *d,
                                             size_t B, size_t T) {
     size_t N = B * T, C = ref->config.C;
     double *w[NUM_KINDS], *g[NUM_KINDS];
@@ -143,16 +181,19 @@ static inline void reference_layer_backward(Reference *ref, size_t l, const Refe
     reference_find(ref, ref->grads, l, g);
     reference_residual_backward(d->residual2, d->fcproj, d->residual3, N * C);
     reference_dropout(d->fcproj, dropout_for(ref->dropout, DROPOUT_FCPROJ, l), B, T, C);
-    reference_matmul_backward(d->gelu, g[FCPROJW], g[FCPROJB], d->fcproj, x->gelu, w[FCPROJW], N, 4 * C, C);
+    reference_matmul_backward(d->gelu, g[FCPROJW], g[FCPROJB], d->fcproj, x->gelu,
+                              w[FCPROJW], N, 4 * C, C);
     reference_gelu_backward(d->fc, d->gelu, x->fc, N * 4 * C);
     reference_matmul_backward(d->ln2, g[FCW], g[FCB], d->fc, x->ln2, w[FCW], N, C, 4 * C);
     reference_half_backward(ref, l, x, d, B, T);
 }
 
-// Returns the sum of the losses of tokens -> targets (each [B,T], below V), and adds the gradient of scale * that sum
-// to ref->grads. scale 0: forward only, the gradients stay as they are.
-static inline double reference_loss_and_gradients(Reference *ref, const int *tokens, const int *targets,
-                                                  size_t B, size_t T, double scale) {
+// Returns the sum of the losses of tokens -> targets (each [B,T], below V), and adds the
+// gradient of scale * that sum to ref->grads. scale 0: forward only, the gradients stay as
+// they are.
+static inline double reference_loss_and_gradients(Reference *ref, const int *tokens,
+                                                  const int *targets, size_t B, size_t T,
+                                                  double scale) {
     size_t N = B * T, L = ref->config.L, C = ref->config.C, V = ref->config.V;
     double *w[NUM_KINDS], *g[NUM_KINDS], loss = 0;
     reference_find(ref, ref->params, 0, w);
@@ -160,19 +201,24 @@ static inline double reference_loss_and_gradients(Reference *ref, const int *tok
     ReferencePass x = reference_pass_create(&ref->config, B, T);
     double *last = x.layers[L].residual1;
     reference_encoder_forward(x.layers[0].residual1, tokens, w[WTE], w[WPE], B, T, C);
-    reference_dropout(x.layers[0].residual1, dropout_for(ref->dropout, DROPOUT_EMBEDDING, 0), B, T, C);
+    reference_dropout(x.layers[0].residual1,
+                      dropout_for(ref->dropout, DROPOUT_EMBEDDING, 0), B, T, C);
     for (size_t l = 0; l < L; l++) reference_layer_forward(ref, l, &x.layers[l], B, T);
-    reference_layernorm_forward(x.lnf, x.lnf_mean, x.lnf_rstd, last, w[LNFW], w[LNFB], N, C);
+    reference_layernorm_forward(x.lnf, x.lnf_mean, x.lnf_rstd, last, w[LNFW], w[LNFB], N,
+                                C);
     reference_classifier_forward(x.losses, x.probs, x.lnf, w[WTE], targets, N, C, V);
     for (size_t n = 0; n < N; n++) loss += x.losses[n];
 
     if (scale != 0) {
         ReferencePass d = reference_pass_create(&ref->config, B, T);
-        reference_classifier_backward(d.lnf, g[WTE], x.probs, x.lnf, w[WTE], targets, scale, N, C, V);
-        reference_layernorm_backward(d.layers[L].residual1, g[LNFW], g[LNFB], d.lnf, last, w[LNFW], x.lnf_mean,
-                                     x.lnf_rstd, N, C);
-        for (size_t l = L; l-- > 0;) reference_layer_backward(ref, l, &x.layers[l], &d.layers[l], B, T);
-        reference_dropout(d.layers[0].residual1, dropout_for(ref->dropout, DROPOUT_EMBEDDING, 0), B, T, C);
+        reference_classifier_backward(d.lnf, g[WTE], x.probs, x.lnf, w[WTE], targets, scale,
+                                      N, C, V);
+        reference_layernorm_backward(d.layers[L].residual1, g[LNFW], g[LNFB], d.lnf, last,
+                                     w[LNFW], x.lnf_mean, x.lnf_rstd, N, C);
+        for (size_t l = L; l-- > 0;)
+            reference_layer_backward(ref, l, &x.layers[l], &d.layers[l], B, T);
+        reference_dropout(d.layers[0].residual1,
+                          dropout_for(ref->dropout, DROPOUT_EMBEDDING, 0), B, T, C);
         reference_encoder_backward(g[WTE], g[WPE], d.layers[0].residual1, tokens, B, T, C);
         reference_pass_free(&d);
     }
@@ -180,7 +226,7 @@ static inline double reference_loss_and_gradients(Reference *ref, const int *tok
     return loss;
 }
 
-// ---- the update -----------------------------------------------------------------------------------------
+// ---- the update ------------------------------------------------------------------------
 
 static inline void reference_zero_gradients(Reference *ref) {
     memset(ref->grads, 0, ref->table.total * sizeof(double));
@@ -193,11 +239,14 @@ static inline double reference_gradient_norm(const Reference *ref) {
     return sqrt(sum);
 }
 
-// One AdamW update; step counts from 1. Gradients are multiplied by grad_scale first (clipping: clip / norm where the
-// norm exceeds clip, else 1); only the tensors that the table marks are decayed.
-static inline void reference_adamw(Reference *ref, size_t step, double lr, double beta1, double beta2, double eps,
-                                   double weight_decay, double grad_scale) {
-    double correction1 = 1.0 - pow(beta1, (double)step), correction2 = 1.0 - pow(beta2, (double)step);
+// One AdamW update; step counts from 1. Gradients are multiplied by grad_scale first
+// (clipping: clip / norm where the norm exceeds clip, else 1); only the tensors that the
+// table marks are decayed.
+static inline void reference_adamw(Reference *ref, size_t step, double lr, double beta1,
+                                   double beta2, double eps, double weight_decay,
+                                   double grad_scale) {
+    double correction1 = 1.0 - pow(beta1, (double)step),
+           correction2 = 1.0 - pow(beta2, (double)step);
     for (size_t k = 0; k < ref->table.count; k++) {
         const Tensor *x = &ref->table.tensors[k];
         double decay = x->spec->flags & TENSOR_DECAYS ? weight_decay : 0.0;

@@ -1,8 +1,10 @@
-// reference_layers.h: each kind of layer in plain C loops and fp64, forward and backward; reference.h calls them.
+// reference_layers.h: each kind of layer in plain C loops and fp64, forward and backward;
+// reference.h calls them.
 //
-// Nothing here is fast, and nothing knows about devices, ranks or padding. Matrices are row-major; weights are stored
-// [in, out]. N = B * T counts the tokens of the batch. Every backward function ADDS to its gradients, so that a value
-// used twice (a residual, the tied embedding, a second micro-batch) needs no care.
+// Nothing here is fast, and nothing knows about devices, ranks or padding. Matrices are
+// row-major; weights are stored [in, out]. N = B * T counts the tokens of the batch. Every
+// backward function ADDS to its gradients, so that a value used twice (a residual, the tied
+// embedding, a second micro-batch) needs no care.
 #ifndef LLMC_REFERENCE_LAYERS_H
 #define LLMC_REFERENCE_LAYERS_H
 
@@ -14,15 +16,17 @@
 static const double REFERENCE_LAYERNORM_EPS = 1e-5;
 
 // out [B,T,C] = wte[token] + wpe[position]; wte [V,C], wpe [maxT,C].
-static inline void reference_encoder_forward(double *out, const int *tokens, const double *wte, const double *wpe,
-                                             size_t B, size_t T, size_t C) {
+static inline void reference_encoder_forward(double *out, const int *tokens,
+                                             const double *wte, const double *wpe, size_t B,
+                                             size_t T, size_t C) {
     for (size_t n = 0; n < B * T; n++) {
         const double *token = wte + (size_t)tokens[n] * C, *position = wpe + (n % T) * C;
         for (size_t c = 0; c < C; c++) out[n * C + c] = token[c] + position[c];
     }
 }
 
-static inline void reference_encoder_backward(double *dwte, double *dwpe, const double *dout, const int *tokens,
+static inline void reference_encoder_backward(double *dwte, double *dwpe,
+                                              const double *dout, const int *tokens,
                                               size_t B, size_t T, size_t C) {
     for (size_t n = 0; n < B * T; n++) {
         double *dtoken = dwte + (size_t)tokens[n] * C, *dposition = dwpe + (n % T) * C;
@@ -33,9 +37,11 @@ static inline void reference_encoder_backward(double *dwte, double *dwpe, const 
     }
 }
 
-// Each row of inp [N,C] is brought to mean 0 and variance 1, then scaled and shifted: out [N,C].
-static inline void reference_layernorm_forward(double *out, double *mean /*[N]*/, double *rstd /*[N]*/,
-                                               const double *inp, const double *weight, const double *bias,
+// Each row of inp [N,C] is brought to mean 0 and variance 1, then scaled and shifted: out
+// [N,C].
+static inline void reference_layernorm_forward(double *out, double *mean /*[N]*/,
+                                               double *rstd /*[N]*/, const double *inp,
+                                               const double *weight, const double *bias,
                                                size_t N, size_t C) {
     for (size_t n = 0; n < N; n++) {
         const double *x = inp + n * C;
@@ -44,16 +50,20 @@ static inline void reference_layernorm_forward(double *out, double *mean /*[N]*/
         mean[n] = sum / (double)C;
         for (size_t c = 0; c < C; c++) squares += (x[c] - mean[n]) * (x[c] - mean[n]);
         rstd[n] = 1.0 / sqrt(squares / (double)C + REFERENCE_LAYERNORM_EPS);
-        for (size_t c = 0; c < C; c++) out[n * C + c] = (x[c] - mean[n]) * rstd[n] * weight[c] + bias[c];
+        for (size_t c = 0; c < C; c++)
+            out[n * C + c] = (x[c] - mean[n]) * rstd[n] * weight[c] + bias[c];
     }
 }
 
-static inline void reference_layernorm_backward(double *dinp, double *dweight, double *dbias, const double *dout,
-                                                const double *inp, const double *weight, const double *mean,
-                                                const double *rstd, size_t N, size_t C) {
+static inline void reference_layernorm_backward(double *dinp, double *dweight,
+                                                double *dbias, const double *dout,
+                                                const double *inp, const double *weight,
+                                                const double *mean, const double *rstd,
+                                                size_t N, size_t C) {
     for (size_t n = 0; n < N; n++) {
         const double *x = inp + n * C, *dy = dout + n * C;
-        double dnorm_mean = 0, dnorm_norm_mean = 0;  // means over c of dnorm and of dnorm * norm
+        double dnorm_mean = 0,
+               dnorm_norm_mean = 0;  // means over c of dnorm and of dnorm * norm
         for (size_t c = 0; c < C; c++) {
             double norm = (x[c] - mean[n]) * rstd[n], dnorm = dy[c] * weight[c];
             dnorm_mean += dnorm / (double)C;
@@ -70,7 +80,8 @@ static inline void reference_layernorm_backward(double *dinp, double *dweight, d
 }
 
 // out [N,OC] = inp [N,IC] weight [IC,OC] + bias [OC].
-static inline void reference_matmul_forward(double *out, const double *inp, const double *weight, const double *bias,
+static inline void reference_matmul_forward(double *out, const double *inp,
+                                            const double *weight, const double *bias,
                                             size_t N, size_t IC, size_t OC) {
     for (size_t n = 0; n < N; n++) {
         double *y = out + n * OC;
@@ -82,8 +93,10 @@ static inline void reference_matmul_forward(double *out, const double *inp, cons
     }
 }
 
-static inline void reference_matmul_backward(double *dinp, double *dweight, double *dbias, const double *dout,
-                                             const double *inp, const double *weight, size_t N, size_t IC, size_t OC) {
+static inline void reference_matmul_backward(double *dinp, double *dweight, double *dbias,
+                                             const double *dout, const double *inp,
+                                             const double *weight, size_t N, size_t IC,
+                                             size_t OC) {
     for (size_t n = 0; n < N; n++) {
         const double *dy = dout + n * OC;
         for (size_t o = 0; o < OC; o++) dbias[o] += dy[o];
@@ -98,11 +111,14 @@ static inline void reference_matmul_backward(double *dinp, double *dweight, doub
     }
 }
 
-// Dropout: the factor of a probability or of an element of the residual stream, 0 or 1 / (1 - p). They are
-// numbered as in llmc/masks.h; without a seed's numbers (threshold 0) every factor is 1.
+// Dropout: the factor of a probability or of an element of the residual stream, 0 or 1 / (1
+// - p). They are numbered as in llmc/masks.h; without a seed's numbers (threshold 0) every
+// factor is 1.
 static inline double reference_factor(const Dropout *d, const Philox *block, size_t i) {
     double scale = 65536.0 / (65536.0 - d->threshold);
-    return !d->threshold ? 1.0 : dropout_factor(d, block, (unsigned)i) == 0.0f ? 0.0 : scale;
+    return !d->threshold                                   ? 1.0
+           : dropout_factor(d, block, (unsigned)i) == 0.0f ? 0.0
+                                                           : scale;
 }
 
 // x [B,T,C] *= mask; backward is the same function.
@@ -115,21 +131,24 @@ static inline void reference_dropout(double *x, Dropout d, size_t B, size_t T, s
 }
 
 // The factor of the probability with which query t of head h of sample b looks at key s.
-static inline double reference_attention_factor(const Dropout *d, size_t b, size_t h, size_t t, size_t s, size_t T) {
+static inline double reference_attention_factor(const Dropout *d, size_t b, size_t h,
+                                                size_t t, size_t s, size_t T) {
     Philox block = dropout_probability_block(d, b, h, t, s, T);
     return reference_factor(d, &block, s % DROPOUT_BLOCK);
 }
 
-// Causal self-attention. qkv [B,T,3,NH,HS] -> out [B,T,NH,HS]; att [B,NH,T,T] keeps the softmax for backward, before
-// dropout.
+// Causal self-attention. qkv [B,T,3,NH,HS] -> out [B,T,NH,HS]; att [B,NH,T,T] keeps the
+// softmax for backward, before dropout.
 static inline void reference_attention_forward(double *out, double *att, const double *qkv,
-                                               size_t B, size_t T, size_t C, size_t NH, Dropout d) {
+                                               size_t B, size_t T, size_t C, size_t NH,
+                                               Dropout d) {
     size_t HS = C / NH;
     double scale = 1.0 / sqrt((double)HS);
     for (size_t i = 0; i < B * NH * T; i++) {
         size_t b = i / T / NH, h = i / T % NH, t = i % T;
         const double *query = qkv + (b * T + t) * 3 * C + h * HS;
-        double *row = att + i * T, *y = out + (b * T + t) * C + h * HS, max = -INFINITY, sum = 0;
+        double *row = att + i * T, *y = out + (b * T + t) * C + h * HS, max = -INFINITY,
+               sum = 0;
         for (size_t s = 0; s <= t; s++) {  // a token sees itself and earlier ones
             const double *key = qkv + (b * T + s) * 3 * C + C + h * HS;
             double dot = 0;
@@ -148,14 +167,18 @@ static inline void reference_attention_forward(double *out, double *att, const d
     }
 }
 
-static inline void reference_attention_backward(double *dqkv, const double *dout, const double *qkv, const double *att,
-                                                size_t B, size_t T, size_t C, size_t NH, Dropout d) {
+static inline void reference_attention_backward(double *dqkv, const double *dout,
+                                                const double *qkv, const double *att,
+                                                size_t B, size_t T, size_t C, size_t NH,
+                                                Dropout d) {
     size_t HS = C / NH;
     double scale = 1.0 / sqrt((double)HS);
     for (size_t i = 0; i < B * NH * T; i++) {
-        size_t b = i / T / NH, h = i / T % NH, t = i % T, query = (b * T + t) * 3 * C + h * HS;
+        size_t b = i / T / NH, h = i / T % NH, t = i % T,
+               query = (b * T + t) * 3 * C + h * HS;
         const double *row = att + i * T, *dy = dout + (b * T + t) * C + h * HS;
-        double mean = 0;  // sum over s of row[s] * drow[s], which the softmax's gradient subtracts
+        double mean =
+            0;  // sum over s of row[s] * drow[s], which the softmax's gradient subtracts
         for (size_t pass = 0; pass < 2; pass++) {
             for (size_t s = 0; s <= t; s++) {
                 size_t key = (b * T + s) * 3 * C + C + h * HS, value = key + C;
@@ -183,26 +206,37 @@ static inline void reference_gelu_forward(double *out, const double *inp, size_t
     }
 }
 
-static inline void reference_gelu_backward(double *dinp, const double *dout, const double *inp, size_t n) {
+static inline void reference_gelu_backward(double *dinp, const double *dout,
+                                           const double *inp, size_t n) {
     for (size_t i = 0; i < n; i++) {
         double x = inp[i], tanh_x = tanh(REFERENCE_GELU_SCALE * (x + 0.044715 * x * x * x));
-        double slope = REFERENCE_GELU_SCALE * (1.0 + 3.0 * 0.044715 * x * x);  // of the tanh's argument
-        dinp[i] += dout[i] * (0.5 * (1.0 + tanh_x) + 0.5 * x * (1.0 - tanh_x * tanh_x) * slope);
+        double slope = REFERENCE_GELU_SCALE *
+                       (1.0 + 3.0 * 0.044715 * x * x);  // of the tanh's argument
+        dinp[i] += dout[i] *
+                   (0.5 * (1.0 + tanh_x) + 0.5 * x * (1.0 - tanh_x * tanh_x) * slope);
     }
 }
 
 // out [N,C] = a + b.
-static inline void reference_residual_forward(double *out, const double *a, const double *b, size_t n) {
+static inline void reference_residual_forward(double *out, const double *a, const double *b,
+                                              size_t n) {
     for (size_t i = 0; i < n; i++) out[i] = a[i] + b[i];
 }
 
-static inline void reference_residual_backward(double *da, double *db, const double *dout, size_t n) {
-    for (size_t i = 0; i < n; i++) da[i] += dout[i], db[i] += dout[i];
+static inline void reference_residual_backward(double *da, double *db, const double *dout,
+                                               size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        da[i] += dout[i];
+        db[i] += dout[i];
+    }
 }
 
-// The head (logits = inp wte^T, the embedding tied), softmax and cross-entropy: losses [N], probs [N,V].
-static inline void reference_classifier_forward(double *losses, double *probs, const double *inp, const double *wte,
-                                                const int *targets, size_t N, size_t C, size_t V) {
+// The head (logits = inp wte^T, the embedding tied), softmax and cross-entropy: losses [N],
+// probs [N,V].
+static inline void reference_classifier_forward(double *losses, double *probs,
+                                                const double *inp, const double *wte,
+                                                const int *targets, size_t N, size_t C,
+                                                size_t V) {
     for (size_t n = 0; n < N; n++) {
         double *row = probs + n * V, max = -INFINITY, sum = 0;
         for (size_t v = 0; v < V; v++) {
@@ -218,9 +252,11 @@ static inline void reference_classifier_forward(double *losses, double *probs, c
 }
 
 // The gradient of scale * sum(losses).
-static inline void reference_classifier_backward(double *dinp, double *dwte, const double *probs, const double *inp,
-                                                 const double *wte, const int *targets, double scale,
-                                                 size_t N, size_t C, size_t V) {
+static inline void reference_classifier_backward(double *dinp, double *dwte,
+                                                 const double *probs, const double *inp,
+                                                 const double *wte, const int *targets,
+                                                 double scale, size_t N, size_t C,
+                                                 size_t V) {
     for (size_t i = 0; i < N * V; i++) {
         size_t n = i / V, v = i % V;
         double dlogit = scale * (probs[i] - ((size_t)targets[n] == v ? 1.0 : 0.0));

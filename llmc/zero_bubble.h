@@ -2,10 +2,12 @@
 // lesson: zero_bubble
 // From Zero Bubble Pipeline Parallelism (Qi et al. 2024).
 //
-// defines: zero_bubble_h1, zero_bubble_auto, zero_bubble_make, zero_bubble_lists, zero_bubble_times
+// defines: zero_bubble_h1, zero_bubble_auto, zero_bubble_make, zero_bubble_lists,
+//          zero_bubble_times
 //
-// A backward makes two things: the gradient of its input (B), for which the stage before waits, and the gradients of
-// its weights (W), for which no stage waits. A stage that would idle runs a W instead. Their times are T_F, T_B, T_W.
+// A backward makes two things: the gradient of its input (B), for which the stage before
+// waits, and the gradients of its weights (W), for which no stage waits. A stage that would
+// idle runs a W instead. Their times are T_F, T_B, T_W.
 #ifndef LLMC_ZERO_BUBBLE_H
 #define LLMC_ZERO_BUBBLE_H
 
@@ -13,11 +15,12 @@
 
 #include "llmc/pipeline_lists.h"
 
-// ZB-H1 (section 2): 1F1B with a split backward. Stage s puts off its weight steps until s of them wait, so that it has
-// work when no gradient has come; the remaining ones fill the end, during which 1F1B idles. The bubble shrinks from
-// (p - 1)(T_F + T_B + T_W) to (p - 1)(T_F + T_B - T_W). Every stage holds at most p micro-batches, as stage 0 of 1F1B
-// does. This bound forbids forwards further ahead: stage s has p - s micro-batches between F and B, and s between B
-// and W, which makes p; one more forward would be number p + 1.
+// ZB-H1 (section 2): 1F1B with a split backward. Stage s puts off its weight steps until s
+// of them wait, so that it has work when no gradient has come; the remaining ones fill the
+// end, during which 1F1B idles. The bubble shrinks from (p - 1)(T_F + T_B + T_W) to (p -
+// 1)(T_F + T_B - T_W). Every stage holds at most p micro-batches, as stage 0 of 1F1B does.
+// This bound forbids forwards further ahead: stage s has p - s micro-batches between F and
+// B, and s between B and W, which makes p; one more forward would be number p + 1.
 static inline size_t zero_bubble_h1(int p, int stage, int m, PipelineStep *out) {
     int warmup = p - stage - 1 < m ? p - stage - 1 : m, weights = 0;
     size_t n = 0;
@@ -31,19 +34,22 @@ static inline size_t zero_bubble_h1(int p, int stage, int m, PipelineStep *out) 
     return n;
 }
 
-// ---- the search -----------------------------------------------------------------------------------------------------
-// Stages run in virtual time by a policy that chooses the next step (section 3.1, "automatic schedule").
+// ---- the search ------------------------------------------------------------------------
+// Stages run in virtual time by a policy that chooses the next step (section 3.1,
+// "automatic schedule").
 
 typedef struct {
-    double *arrival[2];   // [m] when the input of a forward, and of a backward, is there; INFINITY: not known yet
-    double sent[2];       // when its last message up, and down, has arrived
-    double first, end;    // start of its first step, end of its last so far
-    int done[3];          // steps of each kind
+    double *arrival[2];  // [m] when the input of a forward, and of a backward, is there;
+                         // INFINITY: not known yet
+    double sent[2];      // when its last message up, and down, has arrived
+    double first, end;   // start of its first step, end of its last so far
+    int done[3];         // steps of each kind
     bool waits;
 } AutoStage;
 
 typedef struct {
-    uint64_t bits;  // of the time when the stage continues; INFINITY: not known, or it has finished
+    uint64_t bits;  // of the time when the stage continues; INFINITY: not known, or it has
+                    // finished
     uint64_t stage;
 } AutoClock;
 
@@ -53,13 +59,14 @@ typedef struct {
     size_t limit;  // micro-batches of which a stage may hold activations
     const PipelineTimes *times;
     AutoStage *stages;
-    // The policy: a stage does forwards while it has fewer than p - s + extra of them more than backwards, and a weight
-    // step if it would otherwise wait longer than `patience`.
+    // The policy: a stage does forwards while it has fewer than p - s + extra of them more
+    // than backwards, and a weight step if it would otherwise wait longer than `patience`.
     int extra;
     double patience;
-    int least_ahead;  // at which `extra` was the reason for a backward: a run with an `extra` up to it is the same
-    // A tree of the stages by their clocks, [2 * leaves]: node i is the earlier of nodes 2i and 2i + 1, the lower one
-    // of equals; stage s is leaf leaves + s.
+    int least_ahead;  // at which `extra` was the reason for a backward: a run with an
+                      // `extra` up to it is the same
+    // A tree of the stages by their clocks, [2 * leaves]: node i is the earlier of nodes 2i
+    // and 2i + 1, the lower one of equals; stage s is leaf leaves + s.
     AutoClock *tree;
     int leaves;
 } AutoRun;
@@ -75,26 +82,29 @@ static inline void auto_set_clock(AutoRun *r, int stage, double time) {
     memcpy(&bits, &time, sizeof bits);
     for (int i = r->leaves + stage; i > 0; i /= 2) {
         AutoClock *node = &r->tree[i], other = r->tree[i ^ 1];
-        node->bits = bits, node->stage = at;
+        node->bits = bits;
+        node->stage = at;
         bool wins = other.bits < bits + (uint64_t)(i & 1);
         bits = wins ? other.bits : bits;
         at = wins ? other.stage : at;
     }
 }
 
-// Returns when the input of the stage's next forward or backward arrives; INFINITY if not known, or if the stage may
-// not run it.
+// Returns when the input of the stage's next forward or backward arrives; INFINITY if not
+// known, or if the stage may not run it.
 static inline double auto_arrival(const AutoRun *r, const AutoStage *s, StepKind kind) {
     int next = s->done[kind];
     bool room = kind == STEP_BACKWARD || (size_t)(next - s->done[STEP_WEIGHT]) < r->limit;
     return next < r->m && room ? s->arrival[kind][next] : INFINITY;
 }
 
-// Returns the kind of the stage's next step at `now`, or -1 if it waits: a forward while the policy wants more of them
-// ahead, else a backward, a forward, or a weight step. *until: when its next input arrives.
+// Returns the kind of the stage's next step at `now`, or -1 if it waits: a forward while
+// the policy wants more of them ahead, else a backward, a forward, or a weight step.
+// *until: when its next input arrives.
 static inline int auto_choose(AutoRun *r, int stage, double now, double *until) {
     const AutoStage *s = &r->stages[stage];
-    double forward = auto_arrival(r, s, STEP_FORWARD), backward = auto_arrival(r, s, STEP_BACKWARD);
+    double forward = auto_arrival(r, s, STEP_FORWARD),
+           backward = auto_arrival(r, s, STEP_BACKWARD);
     int ahead = s->done[STEP_FORWARD] - s->done[STEP_BACKWARD] - (r->p - stage);
     *until = fmin(forward, backward);
     if (forward <= now && (backward > now || ahead < r->extra)) return STEP_FORWARD;
@@ -104,7 +114,8 @@ static inline int auto_choose(AutoRun *r, int stage, double now, double *until) 
     return weight && *until - now > r->patience ? STEP_WEIGHT : -1;
 }
 
-// Runs the stage's next step of a kind at `now` and sends its message. A link carries one message at a time.
+// Runs the stage's next step of a kind at `now` and sends its message. A link carries one
+// message at a time.
 static inline void auto_step(AutoRun *r, int stage, StepKind kind, double now) {
     AutoStage *s = &r->stages[stage];
     int micro = s->done[kind]++, to = kind == STEP_FORWARD ? stage + 1 : stage - 1;
@@ -115,13 +126,17 @@ static inline void auto_step(AutoRun *r, int stage, StepKind kind, double now) {
     if (kind == STEP_FORWARD && to == r->p) s->arrival[STEP_BACKWARD][micro] = s->end;
     if (kind == STEP_WEIGHT || to < 0 || to == r->p) return;
     AutoStage *next = &r->stages[to];
-    next->arrival[kind][micro] = s->sent[kind] = fmax(s->end, s->sent[kind]) + r->times->transfer;
-    if (next->waits) auto_set_clock(r, to, fmin(auto_clock(&r->tree[r->leaves + to]), auto_arrival(r, next, kind)));
+    next->arrival[kind][micro] = s->sent[kind] = fmax(s->end, s->sent[kind]) +
+                                                 r->times->transfer;
+    if (next->waits)
+        auto_set_clock(
+            r, to, fmin(auto_clock(&r->tree[r->leaves + to]), auto_arrival(r, next, kind)));
 }
 
-// Runs all stages by the policy, which makes r->lists. Returns the time from the first start to the last end,
-// and in *span the longest time of one stage from its own first start to its own last end. Gives up, and returns
-// INFINITY, once the end must be later than `latest`.
+// Runs all stages by the policy, which makes r->lists. Returns the time from the first
+// start to the last end, and in *span the longest time of one stage from its own first
+// start to its own last end. Gives up, and returns INFINITY, once the end must be later
+// than `latest`.
 static inline double auto_run(AutoRun *r, double latest, double *span) {
     const double *step = r->times->step;
     for (int s = 0; s < r->p; s++) {
@@ -158,9 +173,12 @@ static inline double auto_run(AutoRun *r, double latest, double *span) {
     return end;
 }
 
-// True if a run that ends at `end`, in which the longest stage takes `span`, is better than the best so far.
-static inline bool auto_better(double end, double span, const PipelineRun *best, double small) {
-    return end < best->end - small || (end < best->end + small && span < best->longest - small);
+// True if a run that ends at `end`, in which the longest stage takes `span`, is better than
+// the best so far.
+static inline bool auto_better(double end, double span, const PipelineRun *best,
+                               double small) {
+    return end < best->end - small ||
+           (end < best->end + small && span < best->longest - small);
 }
 
 static inline void auto_swap(PipelineLists *a, PipelineLists *b) {
@@ -169,18 +187,22 @@ static inline void auto_swap(PipelineLists *a, PipelineLists *b) {
     *b = c;
 }
 
-// Makes the lists of zb-auto. Starts from zb-h1, if the limit allows it, then tries how far the stages fill before
-// their first backward and how patiently they wait. Takes the lists that end first when trainers execute them; of
-// these, the lists whose longest stage is shortest; of equals, the first.
-static inline void zero_bubble_auto(PipelineLists *l, const PipelineTimes *times, size_t limit) {
+// Makes the lists of zb-auto. Starts from zb-h1, if the limit allows it, then tries how far
+// the stages fill before their first backward and how patiently they wait. Takes the lists
+// that end first when trainers execute them; of these, the lists whose longest stage is
+// shortest; of equals, the first.
+static inline void zero_bubble_auto(PipelineLists *l, const PipelineTimes *times,
+                                    size_t limit) {
     int p = l->p, m = l->m, leaves = 1;
     while (leaves < p) leaves *= 2;
     AutoStage *stages = (AutoStage *)host_alloc(p, sizeof *stages);
     double *arrivals = (double *)host_alloc(2 * (size_t)p * m, sizeof *arrivals);
-    AutoRun run = {p, m, pipeline_empty(p, m, 1), limit, times, stages, 0, 0, 0, NULL, leaves};
+    AutoRun run = {p,    m,     pipeline_empty(p, m, 1), limit, times, stages, 0, 0, 0,
+                   NULL, leaves};
     run.tree = (AutoClock *)host_alloc(2 * (size_t)leaves, sizeof *run.tree);
     for (int i = 0; i < 2 * leaves; i++) run.tree[i].bits = ~0ull;
-    int same_up_to[4] = {INT_MIN, INT_MIN, INT_MIN, INT_MIN};  // for each patience: of its last run
+    int same_up_to[4] = {INT_MIN, INT_MIN, INT_MIN,
+                         INT_MIN};  // for each patience: of its last run
     for (int s = 0; s < p; s++) {
         stages[s].arrival[0] = arrivals + 2 * (size_t)s * m;
         stages[s].arrival[1] = stages[s].arrival[0] + m;
@@ -189,15 +211,22 @@ static inline void zero_bubble_auto(PipelineLists *l, const PipelineTimes *times
     PipelineRun best = {NULL, INFINITY, 0, INFINITY}, now = best;
     Error err;
     double span, small = 1e-9 * m * times->step[STEP_FORWARD];
-    if (limit >= (size_t)(p < m ? p : m) && pipeline_walk(l, PIPELINE_BUFFERS, times, &now, &err)) best = now;
-    // The last stage must get its first input and then do all its work, and no stage does its work in less.
-    double work = m * (times->step[STEP_FORWARD] + times->step[STEP_BACKWARD] + times->step[STEP_WEIGHT]);
+    if (limit >= (size_t)(p < m ? p : m) &&
+        pipeline_walk(l, PIPELINE_BUFFERS, times, &now, &err))
+        best = now;
+    // The last stage must get its first input and then do all its work, and no stage does
+    // its work in less.
+    double work = m * (times->step[STEP_FORWARD] + times->step[STEP_BACKWARD] +
+                       times->step[STEP_WEIGHT]);
     double bound = (p - 1) * (times->step[STEP_FORWARD] + times->transfer) + work;
-    for (int i = 0; i < 5 * 4 && !(best.end < bound + small / 2 && best.longest < work + small / 2); i++) {
+    for (int i = 0;
+         i < 5 * 4 && !(best.end < bound + small / 2 && best.longest < work + small / 2);
+         i++) {
         run.extra = i / 4 * p / 4;
         run.patience = 0.25 * (i % 4) * times->step[STEP_WEIGHT];
         if (run.extra <= same_up_to[i % 4]) continue;
-        double end = auto_run(&run, best.end + 2 * small, &span);  // without waiting for buffers: a lower bound
+        double end = auto_run(&run, best.end + 2 * small,
+                              &span);  // without waiting for buffers: a lower bound
         same_up_to[i % 4] = run.least_ahead;
         if (!auto_better(end, span, &best, small)) continue;
         if (!pipeline_walk(&run.lists, PIPELINE_BUFFERS, times, &now, &err)) continue;
@@ -205,38 +234,47 @@ static inline void zero_bubble_auto(PipelineLists *l, const PipelineTimes *times
         best = now;
         auto_swap(l, &run.lists);
     }
-    if (isinf(best.end)) auto_swap(l, &run.lists);  // all of them hang: the proof will say so
+    if (isinf(best.end))
+        auto_swap(l, &run.lists);  // all of them hang: the proof will say so
     pipeline_lists_free(&run.lists);
-    free(stages), free(arrivals), free(run.tree);
+    free(stages);
+    free(arrivals);
+    free(run.tree);
 }
 
-// ---- for trainers and tools -----------------------------------------------------------------------------------------
+// ---- for trainers and tools ------------------------------------------------------------
 
-// Makes the lists of any schedule for sizes that pipeline_check accepts. times and limit are for zb-auto: limit is the
-// most micro-batches of which a stage holds activations (2p: no idle time in the middle; p: the memory of 1F1B).
-// Release with pipeline_lists_free.
-static inline PipelineLists zero_bubble_make(Schedule schedule, int p, int m, int v, const PipelineTimes *times,
-                                             size_t limit) {
+// Makes the lists of any schedule for sizes that pipeline_check accepts. times and limit
+// are for zb-auto: limit is the most micro-batches of which a stage holds activations (2p:
+// no idle time in the middle; p: the memory of 1F1B). Release with pipeline_lists_free.
+static inline PipelineLists zero_bubble_make(Schedule schedule, int p, int m, int v,
+                                             const PipelineTimes *times, size_t limit) {
     if (schedule < SCHEDULE_ZB_H1) return pipeline_make(schedule, p, m, v);
     PipelineLists l = pipeline_empty(p, m, v);
     if (schedule == SCHEDULE_ZB_AUTO) zero_bubble_auto(&l, times, limit);
-    for (int s = 0; s < p && schedule == SCHEDULE_ZB_H1; s++) l.counts[s] = zero_bubble_h1(p, s, m, l.steps[s]);
+    for (int s = 0; s < p && schedule == SCHEDULE_ZB_H1; s++)
+        l.counts[s] = zero_bubble_h1(p, s, m, l.steps[s]);
     return l;
 }
 
-// Returns the times of a layer's steps by their FLOPs for each token: 24 C^2 for each product of the forward, B and W;
-// causal attention in F, and 2.5 times that in B. Messages are free.
+// Returns the times of a layer's steps by their FLOPs for each token: 24 C^2 for each
+// product of the forward, B and W; causal attention in F, and 2.5 times that in B. Messages
+// are free.
 static inline PipelineTimes zero_bubble_times(size_t C, size_t T) {
     double matrices = 24.0 * (double)C, attention = 2.0 * (double)T;
-    PipelineTimes times = {{matrices + attention, matrices + 2.5 * attention, matrices}, 0.0, NULL};
+    PipelineTimes times = {
+        {matrices + attention, matrices + 2.5 * attention, matrices}, 0.0, NULL};
     return times;
 }
 
 // As pipeline_lists, for lists with weight steps as well. limit: of zb-auto; 0: 2p.
-static inline bool zero_bubble_lists(PipelineLists *l, Schedule schedule, const char *file, size_t p, size_t m,
-                                     size_t v, const PipelineTimes *times, size_t limit, Error *err) {
+static inline bool zero_bubble_lists(PipelineLists *l, Schedule schedule, const char *file,
+                                     size_t p, size_t m, size_t v,
+                                     const PipelineTimes *times, size_t limit, Error *err) {
     if (!pipeline_begin(l, schedule, file, p, m, v, err)) return false;
-    if (!file) *l = zero_bubble_make(schedule, (int)p, (int)m, (int)v, times, limit ? limit : 2 * p);
+    if (!file)
+        *l = zero_bubble_make(schedule, (int)p, (int)m, (int)v, times,
+                              limit ? limit : 2 * p);
     return pipeline_proved(l, file ? file : pipeline_schedule_name(schedule), err);
 }
 

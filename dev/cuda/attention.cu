@@ -1,17 +1,25 @@
-// attention.cu: attention by several kernels, each checked against plain loops in double, forward and backward, at
-// ragged sizes, for the same bits again and in any order of threads, and for memory that grows with T, not T^2.
+// attention.cu: attention by several kernels, each checked against plain loops in double, forward
+// and backward, at ragged sizes, for the same bits again and in any order of threads, and for
+// memory that grows with T, not T^2.
 //
 //   1 gemm     a GEMM a head around a softmax kernel; the probabilities [B,NH,T,T] are stored
-//   2 naive    flash: a thread per row goes over the other rows in global memory, and stores no score
-//   3 lanes    the rows of a block share tiles in shared memory, several threads a row: llmc's fp32 path on a GPU
-//   4 vectors  4, 8 or 16 rows a thread, the lanes of a vector, no barrier: llmc's fp32 path on a CPU
-//   5 tensor   the products on tensor cores, fragments from product to product in registers: llmc's bf16 path
-//   6 wgmma    Hopper: asynchronous products of four warps, tiles by the copy engine (on a CPU by stand-ins, as late as
-//              they may be): llmc's bf16 path for heads of 64 and 128 on sm_90
-//   7 llmc     attention_forward and attention_backward: 3 or 4; in bf16 6, or 5, where the head size allows. 5 has 32
-//              rows a warp forward for 33 to 64 channels: a tile is read once for both halves
+//   2 naive    flash: a thread per row goes over the other rows in global memory, and stores no
+//              score
+//   3 lanes    the rows of a block share tiles in shared memory, several threads a row: llmc's
+//              fp32 path on a GPU
+//   4 vectors  4, 8 or 16 rows a thread, the lanes of a vector, no barrier: llmc's fp32 path on a
+//              CPU
+//   5 tensor   the products on tensor cores, fragments from product to product in registers:
+//              llmc's bf16 path
+//   6 wgmma    Hopper: asynchronous products of four warps, tiles by the copy engine (on a CPU by
+//              stand-ins, as late as they may be): llmc's bf16 path for heads of 64 and 128 on
+//              sm_90
+//   7 llmc     attention_forward and attention_backward: 3 or 4; in bf16 6, or 5, where the head
+//              size allows. 5 has 32 rows a warp forward for 33 to 64 channels: a tile is read
+//              once for both halves
 //
-// and grouped queries (GQA, Ainslie et al. 2023), whose heads of k and v serve several heads of q:
+// and grouped queries (GQA, Ainslie et al. 2023), whose heads of k and v serve several heads of
+// q:
 //
 //   1 copies   k and v are copied for every head of q, and the copies' gradients summed
 //   2 wgmma    6 without a copy: a block of keys goes over the heads of its group
@@ -27,9 +35,10 @@
 static Lab lab;
 static Dropout dropping;  // of the probabilities, by kernels 3, 4 and 7
 
-// ---------------------------------------------------------------------------------------------- 1 gemm
+// --------------------------------------------------------------------------------- 1 gemm
 
-// Row t of each score matrix, att[rows = B*NH*T, T]: in place the softmax of columns 0..t, then exact zeros.
+// Row t of each score matrix, att[rows = B*NH*T, T]: in place the softmax of columns 0..t, then
+// exact zeros.
 __global__ void __launch_bounds__(ROW_THREADS)
     softmax_forward_kernel(floatX *att, size_t rows, size_t T) {
     size_t row = block_row(), t = row % T;
@@ -42,7 +51,8 @@ __global__ void __launch_bounds__(ROW_THREADS)
     for (size_t i = s.begin; i <= t; i += s.step) sum += exponential(to_float(scores[i]) - max);
     float scale = 1.0f / row_sum(sum);
     for (size_t i = s.begin; i < s.end; i += s.step) {
-        scores[i] = from_float<floatX>(i > t ? 0.0f : exponential(to_float(scores[i]) - max) * scale);
+        scores[i] =
+            from_float<floatX>(i > t ? 0.0f : exponential(to_float(scores[i]) - max) * scale);
     }
 }
 
@@ -63,32 +73,38 @@ __global__ void __launch_bounds__(ROW_THREADS)
     }
 }
 
-// Bytes kept from forward to backward, per micro-batch and layer: the probabilities [B,NH,T,T]. And two dense heads.
+// Bytes kept from forward to backward, per micro-batch and layer: the probabilities [B,NH,T,T].
+// And two dense heads.
 static inline size_t gemm_saved_bytes(size_t B, size_t T, size_t C, size_t NH) {
     return (B * NH * T * T + 2 * T * (C / NH)) * sizeof(floatX);
 }
 
-// Bytes of scratch for backward: the gradient of the probabilities of one sequence [NH,T,T], and two dense heads.
+// Bytes of scratch for backward: the gradient of the probabilities of one sequence [NH,T,T], and
+// two dense heads.
 static inline size_t gemm_scratch_bytes(size_t, size_t T, size_t C, size_t NH) {
     return (NH * T * T + 2 * T * (C / NH)) * sizeof(floatX);
 }
 
-// The matrices of a product are dense, and a head's rows of HS values are not: copies them times `factor`.
-__global__ void copy_head_kernel(floatX *to, size_t to_stride, const floatX *from, size_t from_stride, size_t n,
-                                 size_t HS, float factor) {
+// The matrices of a product are dense, and a head's rows of HS values are not: copies them times
+// `factor`.
+__global__ void copy_head_kernel(floatX *to, size_t to_stride, const floatX *from,
+                                 size_t from_stride, size_t n, size_t HS, float factor) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, row = i / HS, c = i % HS;
-    if (i < n) to[row * to_stride + c] = from_float<floatX>(to_float(from[row * from_stride + c]) * factor);
+    if (i < n)
+        to[row * to_stride + c] =
+            from_float<floatX>(to_float(from[row * from_stride + c]) * factor);
 }
-static void copy_head(floatX *to, size_t to_stride, const floatX *from, size_t from_stride, size_t T, size_t HS,
-                      float factor = 1.0f) {
+static void copy_head(floatX *to, size_t to_stride, const floatX *from, size_t from_stride,
+                      size_t T, size_t HS, float factor = 1.0f) {
     LAUNCH(copy_head_kernel, CEIL_DIV(T * HS, (size_t)256), 256, lab.stream)
     (to, to_stride, from, from_stride, T * HS, HS, factor);
 }
 
-// d[T,T] = factor a[T,HS] b[T,HS]^T for each head; a and b are rows of HS values, lda and ldb apart. heads[2,T,HS] is
-// scratch.
-static inline void gemm_scores(floatX *d, float factor, const floatX *a, size_t lda, const floatX *b, size_t ldb,
-                               size_t T, size_t HS, size_t NH, floatX *heads) {
+// d[T,T] = factor a[T,HS] b[T,HS]^T for each head; a and b are rows of HS values, lda and ldb
+// apart. heads[2,T,HS] is scratch.
+static inline void gemm_scores(floatX *d, float factor, const floatX *a, size_t lda,
+                               const floatX *b, size_t ldb, size_t T, size_t HS, size_t NH,
+                               floatX *heads) {
     floatX *dense_a = heads, *dense_b = heads + T * HS;
     for (size_t h = 0; h < NH; h++) {
         copy_head(dense_a, HS, a + h * HS, lda, T, HS, factor);
@@ -98,8 +114,9 @@ static inline void gemm_scores(floatX *d, float factor, const floatX *a, size_t 
 }
 
 // d[T,HS] = factor op(att)[T,T] b[T,HS] for each head.
-static inline void gemm_mix(floatX *d, size_t ldd, float factor, const floatX *att, bool trans, const floatX *b,
-                            size_t ldb, size_t T, size_t HS, size_t NH, floatX *heads) {
+static inline void gemm_mix(floatX *d, size_t ldd, float factor, const floatX *att, bool trans,
+                            const floatX *b, size_t ldb, size_t T, size_t HS, size_t NH,
+                            floatX *heads) {
     floatX *dense_d = heads, *dense_b = heads + T * HS;
     for (size_t h = 0; h < NH; h++) {
         copy_head(dense_b, HS, b + h * HS, ldb, T, HS);
@@ -109,14 +126,17 @@ static inline void gemm_mix(floatX *d, size_t ldd, float factor, const floatX *a
 }
 
 // out[B,T,C] from qkv[B,T,3,NH,HS]; fills saved (gemm_saved_bytes) for the backward pass.
-static void gemm_forward(floatX *out, void *saved, const floatX *qkv, size_t B, size_t T, size_t C, size_t NH) {
+static void gemm_forward(floatX *out, void *saved, const floatX *qkv, size_t B, size_t T,
+                         size_t C, size_t NH) {
     size_t HS = C / NH;
     floatX *att = (floatX *)saved, *heads = att + B * NH * T * T; // [B,NH,T,T] and [2,T,HS]
     for (size_t b = 0; b < B; b++) {
         const floatX *q = qkv + b * T * 3 * C, *k = q + C;
-        gemm_scores(att + b * NH * T * T, 1.0f / sqrtf((float)HS), q, 3 * C, k, 3 * C, T, HS, NH, heads);
+        gemm_scores(att + b * NH * T * T, 1.0f / sqrtf((float)HS), q, 3 * C, k, 3 * C, T, HS, NH,
+                    heads);
     }
-    LAUNCH(softmax_forward_kernel, row_blocks(B * NH * T), ROW_THREADS, lab.stream)(att, B * NH * T, T);
+    LAUNCH(softmax_forward_kernel, row_blocks(B * NH * T), ROW_THREADS, lab.stream)
+    (att, B * NH * T, T);
     for (size_t b = 0; b < B; b++) {
         const floatX *v = qkv + b * T * 3 * C + 2 * C;
         gemm_mix(out + b * T * C, C, 1.0f, att + b * NH * T * T, false, v, 3 * C, T, HS, NH, heads);
@@ -124,8 +144,9 @@ static void gemm_forward(floatX *out, void *saved, const floatX *qkv, size_t B, 
 }
 
 // Computes dqkv[B,T,3,NH,HS] from dout[B,T,C] and forward's input and saved statistics.
-static void gemm_backward(floatX *dqkv, void *scratch, const floatX *dout, const floatX *, const void *saved,
-                          const floatX *qkv, size_t B, size_t T, size_t C, size_t NH) {
+static void gemm_backward(floatX *dqkv, void *scratch, const floatX *dout, const floatX *,
+                          const void *saved, const floatX *qkv, size_t B, size_t T, size_t C,
+                          size_t NH) {
     size_t HS = C / NH;
     float scale = 1.0f / sqrtf((float)HS);
     floatX *datt = (floatX *)scratch, *heads = datt + NH * T * T; // [NH,T,T] and [2,T,HS]
@@ -135,19 +156,20 @@ static void gemm_backward(floatX *dqkv, void *scratch, const floatX *dout, const
         const floatX *att = (const floatX *)saved + b * NH * T * T, *dout_b = dout + b * T * C;
         gemm_mix(dv, 3 * C, 1.0f, att, true, dout_b, C, T, HS, NH, heads);
         gemm_scores(datt, 1.0f, dout_b, C, v, 3 * C, T, HS, NH, heads);
-        LAUNCH(softmax_backward_kernel, row_blocks(NH * T), ROW_THREADS, lab.stream)(datt, att, NH * T, T);
+        LAUNCH(softmax_backward_kernel, row_blocks(NH * T), ROW_THREADS, lab.stream)
+        (datt, att, NH * T, T);
         gemm_mix(dq, 3 * C, scale, datt, false, k, 3 * C, T, HS, NH, heads);
         gemm_mix(dk, 3 * C, scale, datt, true, q, 3 * C, T, HS, NH, heads);
     }
 }
 
-// ---------------------------------------------------------------------------------------------- 2 naive
+// -------------------------------------------------------------------------------- 2 naive
 
 static constexpr int NAIVE_CHANNELS = 128;
 static constexpr unsigned NAIVE_THREADS = 64;
 
-// One thread per query: max and sum of the softmax so far, and the output so far, which is rescaled when the
-// maximum grows.
+// One thread per query: max and sum of the softmax so far, and the output so far, which is
+// rescaled when the maximum grows.
 static __global__ void naive_forward_kernel(Attention a) {
     size_t i = (size_t)blockIdx.x * NAIVE_THREADS + threadIdx.x;
     if (i >= a.B * a.NH * a.T) return;
@@ -160,8 +182,10 @@ static __global__ void naive_forward_kernel(Attention a) {
         float score = 0.0f;
         for (size_t c = 0; c < a.HS; c++) score += to_float(q[c]) * to_float(a.k[at + c]);
         score *= a.scale;
-        float larger = score > max ? score : max, correction = expf(max - larger), p = expf(score - larger);
-        for (size_t c = 0; c < a.HS; c++) mixed[c] = mixed[c] * correction + p * to_float(a.v[at + c]);
+        float larger = score > max ? score : max, correction = expf(max - larger),
+              p = expf(score - larger);
+        for (size_t c = 0; c < a.HS; c++)
+            mixed[c] = mixed[c] * correction + p * to_float(a.v[at + c]);
         sum = sum * correction + p;
         max = larger;
     }
@@ -174,13 +198,15 @@ static __global__ void naive_forward_kernel(Attention a) {
 static __global__ void naive_backward_query_kernel(Attention a) {
     size_t i = (size_t)blockIdx.x * NAIVE_THREADS + threadIdx.x;
     if (i >= a.B * a.NH * a.T) return;
-    size_t t = i % a.T, h = i / a.T % a.NH, b = i / a.T / a.NH, in = (b * a.T + t) * a.stride + h * a.HS;
+    size_t t = i % a.T, h = i / a.T % a.NH, b = i / a.T / a.NH,
+           in = (b * a.T + t) * a.stride + h * a.HS;
     const floatX *q = a.q + in, *d = a.dout + (b * a.T + t) * a.out_stride + h * a.HS;
     const floatX *o = a.y + (b * a.T + t) * a.out_stride + h * a.HS;
     float dq[NAIVE_CHANNELS], of_row = 0.0f;
     for (size_t c = 0; c < a.HS; c++) dq[c] = 0.0f, of_row += to_float(d[c]) * to_float(o[c]);
     for (size_t s = 0; s <= t; s++) {
-        const floatX *k = a.k + (b * a.T + s) * a.stride + h * a.HS, *v = a.v + (b * a.T + s) * a.stride + h * a.HS;
+        const floatX *k = a.k + (b * a.T + s) * a.stride + h * a.HS,
+                     *v = a.v + (b * a.T + s) * a.stride + h * a.HS;
         float score = 0.0f, dp = 0.0f;
         for (size_t c = 0; c < a.HS; c++) {
             score += to_float(q[c]) * to_float(k[c]);
@@ -197,7 +223,8 @@ static __global__ void naive_backward_query_kernel(Attention a) {
 static __global__ void naive_backward_key_kernel(Attention a) {
     size_t i = (size_t)blockIdx.x * NAIVE_THREADS + threadIdx.x;
     if (i >= a.B * a.NH * a.T) return;
-    size_t s = i % a.T, h = i / a.T % a.NH, b = i / a.T / a.NH, in = (b * a.T + s) * a.stride + h * a.HS;
+    size_t s = i % a.T, h = i / a.T % a.NH, b = i / a.T / a.NH,
+           in = (b * a.T + s) * a.stride + h * a.HS;
     float dk[NAIVE_CHANNELS], dv[NAIVE_CHANNELS];
     for (size_t c = 0; c < a.HS; c++) dk[c] = dv[c] = 0.0f;
     for (size_t t = s; t < a.T; t++) {
@@ -222,32 +249,38 @@ static __global__ void naive_backward_key_kernel(Attention a) {
 }
 
 // Describes a pass of a flash kernel: `saved` is lse, `scratch` dot.
-static Attention flash_forward(floatX *out, void *saved, const floatX *qkv, size_t B, size_t T, size_t C, size_t NH) {
+static Attention flash_forward(floatX *out, void *saved, const floatX *qkv, size_t B, size_t T,
+                               size_t C, size_t NH) {
     Attention a = attention_of(qkv, B, T, C, NH);
     a.out = out, a.lse = (float *)saved;
     return a;
 }
-static Attention flash_backward(floatX *dqkv, void *scratch, const floatX *dout, const floatX *out, const void *saved,
-                                const floatX *qkv, size_t B, size_t T, size_t C, size_t NH) {
+static Attention flash_backward(floatX *dqkv, void *scratch, const floatX *dout,
+                                const floatX *out, const void *saved, const floatX *qkv, size_t B,
+                                size_t T, size_t C, size_t NH) {
     Attention a = flash_forward(NULL, (void *)saved, qkv, B, T, C, NH);
-    a.y = out, a.dout = dout, a.dq = dqkv, a.dk = dqkv + C, a.dv = dqkv + 2 * C, a.dot = (float *)scratch;
+    a.y = out, a.dout = dout, a.dq = dqkv, a.dk = dqkv + C, a.dv = dqkv + 2 * C,
+    a.dot = (float *)scratch;
     return a;
 }
 
-static void naive_forward(floatX *out, void *saved, const floatX *qkv, size_t B, size_t T, size_t C, size_t NH) {
+static void naive_forward(floatX *out, void *saved, const floatX *qkv, size_t B, size_t T,
+                          size_t C, size_t NH) {
     unsigned blocks = (unsigned)CEIL_DIV(B * NH * T, (size_t)NAIVE_THREADS);
-    LAUNCH(naive_forward_kernel, blocks, NAIVE_THREADS, lab.stream)(flash_forward(out, saved, qkv, B, T, C, NH));
+    LAUNCH(naive_forward_kernel, blocks, NAIVE_THREADS, lab.stream)
+    (flash_forward(out, saved, qkv, B, T, C, NH));
 }
 
-static void naive_backward(floatX *dqkv, void *scratch, const floatX *dout, const floatX *out, const void *saved,
-                           const floatX *qkv, size_t B, size_t T, size_t C, size_t NH) {
+static void naive_backward(floatX *dqkv, void *scratch, const floatX *dout, const floatX *out,
+                           const void *saved, const floatX *qkv, size_t B, size_t T, size_t C,
+                           size_t NH) {
     Attention a = flash_backward(dqkv, scratch, dout, out, saved, qkv, B, T, C, NH);
     unsigned blocks = (unsigned)CEIL_DIV(B * NH * T, (size_t)NAIVE_THREADS);
     LAUNCH(naive_backward_query_kernel, blocks, NAIVE_THREADS, lab.stream)(a);
     LAUNCH(naive_backward_key_kernel, blocks, NAIVE_THREADS, lab.stream)(a);
 }
 
-// ---------------------------------------------------------------------------------------------- 3, 4, 5: llmc's
+// ------------------------------------------------------------------------ 3, 4, 5: llmc's
 
 // One row a thread (3), or as many as this machine's threads take (4).
 template <int CAPACITY> using OneRow = AttentionRows<CAPACITY>;
@@ -256,52 +289,62 @@ template <template <int> class Rows>
 static void rows_launch(const Attention &a, bool backward) {
     attention_capacity<32, 64, 128>(a.HS, [&](auto capacity) {
         typedef Rows<decltype(capacity)::value> A;
-        by_dropout(dropping, [&](auto drops) { attention_rows<A, drops>(a, dropping, backward, lab.stream); });
+        by_dropout(dropping, [&](auto drops) {
+            attention_rows<A, drops>(a, dropping, backward, lab.stream);
+        });
     });
 }
 template <template <int> class Rows>
-static void rows_forward(floatX *out, void *saved, const floatX *qkv, size_t B, size_t T, size_t C, size_t NH) {
+static void rows_forward(floatX *out, void *saved, const floatX *qkv, size_t B, size_t T,
+                         size_t C, size_t NH) {
     rows_launch<Rows>(flash_forward(out, saved, qkv, B, T, C, NH), false);
 }
 template <template <int> class Rows>
-static void rows_backward(floatX *dqkv, void *scratch, const floatX *dout, const floatX *out, const void *saved,
-                          const floatX *qkv, size_t B, size_t T, size_t C, size_t NH) {
+static void rows_backward(floatX *dqkv, void *scratch, const floatX *dout, const floatX *out,
+                          const void *saved, const floatX *qkv, size_t B, size_t T, size_t C,
+                          size_t NH) {
     rows_launch<Rows>(flash_backward(dqkv, scratch, dout, out, saved, qkv, B, T, C, NH), true);
 }
 
-static void llmc_forward(floatX *out, void *saved, const floatX *qkv, size_t B, size_t T, size_t C, size_t NH) {
+static void llmc_forward(floatX *out, void *saved, const floatX *qkv, size_t B, size_t T,
+                         size_t C, size_t NH) {
     attention_forward(out, (float *)saved, qkv, B, T, C, NH, lab.stream, dropping);
 }
 
-static void llmc_backward(floatX *dqkv, void *scratch, const floatX *dout, const floatX *out, const void *saved,
-                          const floatX *qkv, size_t B, size_t T, size_t C, size_t NH) {
-    attention_backward(dqkv, (float *)scratch, dout, out, (const float *)saved, qkv, B, T, C, NH, lab.stream, dropping);
+static void llmc_backward(floatX *dqkv, void *scratch, const floatX *dout, const floatX *out,
+                          const void *saved, const floatX *qkv, size_t B, size_t T, size_t C,
+                          size_t NH) {
+    attention_backward(dqkv, (float *)scratch, dout, out, (const float *)saved, qkv, B, T, C, NH,
+                       lab.stream, dropping);
 }
 
 // 16 rows a warp, where llmc's takes 32.
 struct SixteenRows : AttentionMma<64> {
     template <bool> static constexpr int GROUPS = 1;
 };
-[[maybe_unused]] static void tensor_forward(floatX *out, void *saved, const floatX *qkv, size_t B, size_t T, size_t C,
-                                            size_t NH) {
+[[maybe_unused]] static void tensor_forward(floatX *out, void *saved, const floatX *qkv, size_t B,
+                                            size_t T, size_t C, size_t NH) {
 #ifdef PRECISION_BF16
     Attention a = flash_forward(out, saved, qkv, B, T, C, NH);
     unsigned blocks = attention_blocks(a, false, ATTENTION_MMA_ROWS);
-    LAUNCH((attention_forward_mma_kernel<SixteenRows, false>), blocks, ATTENTION_MMA_THREADS, lab.stream)
+    LAUNCH((attention_forward_mma_kernel<SixteenRows, false>), blocks, ATTENTION_MMA_THREADS,
+           lab.stream)
     (a, Dropout());
 #else
     (void)out, (void)saved, (void)qkv, (void)B, (void)T, (void)C, (void)NH;
 #endif
 }
 
-[[maybe_unused]] static void tensor_backward(floatX *dqkv, void *scratch, const floatX *dout, const floatX *out,
-                                             const void *saved, const floatX *qkv, size_t B, size_t T, size_t C,
+[[maybe_unused]] static void tensor_backward(floatX *dqkv, void *scratch, const floatX *dout,
+                                             const floatX *out, const void *saved,
+                                             const floatX *qkv, size_t B, size_t T, size_t C,
                                              size_t NH) {
 #ifdef PRECISION_BF16
     Attention a = flash_backward(dqkv, scratch, dout, out, saved, qkv, B, T, C, NH);
     attention_mma<AttentionMma<64>, false>(a, Dropout(), true, lab.stream);
 #else
-    (void)dqkv, (void)scratch, (void)dout, (void)out, (void)saved, (void)qkv, (void)B, (void)T, (void)C, (void)NH;
+    (void)dqkv, (void)scratch, (void)dout, (void)out, (void)saved, (void)qkv, (void)B, (void)T,
+        (void)C, (void)NH;
 #endif
 }
 
@@ -318,21 +361,25 @@ static void wgmma_launch([[maybe_unused]] const Attention &a, [[maybe_unused]] b
     attention_wgmma(a, backward, lab.stream);
 #endif
 }
-static void wgmma_forward(floatX *out, void *saved, const floatX *qkv, size_t B, size_t T, size_t C, size_t NH) {
+static void wgmma_forward(floatX *out, void *saved, const floatX *qkv, size_t B, size_t T,
+                          size_t C, size_t NH) {
     wgmma_launch(flash_forward(out, saved, qkv, B, T, C, NH), false);
 }
-static void wgmma_backward(floatX *dqkv, void *scratch, const floatX *dout, const floatX *out, const void *saved,
-                           const floatX *qkv, size_t B, size_t T, size_t C, size_t NH) {
+static void wgmma_backward(floatX *dqkv, void *scratch, const floatX *dout, const floatX *out,
+                           const void *saved, const floatX *qkv, size_t B, size_t T, size_t C,
+                           size_t NH) {
     wgmma_launch(flash_backward(dqkv, scratch, dout, out, saved, qkv, B, T, C, NH), true);
 }
 
 // Flash attention keeps lse[B,NH,T], and dot[B,NH,T] is its scratch.
-static size_t flash_bytes(size_t B, size_t T, size_t, size_t NH) { return B * NH * T * sizeof(float); }
+static size_t flash_bytes(size_t B, size_t T, size_t, size_t NH) {
+    return B * NH * T * sizeof(float);
+}
 
 typedef size_t Bytes(size_t B, size_t T, size_t C, size_t NH);
 typedef void Forward(floatX *, void *, const floatX *, size_t, size_t, size_t, size_t);
-typedef void Backward(floatX *, void *, const floatX *, const floatX *, const void *, const floatX *, size_t, size_t,
-                      size_t, size_t);
+typedef void Backward(floatX *, void *, const floatX *, const floatX *, const void *,
+                      const floatX *, size_t, size_t, size_t, size_t);
 
 enum { TENSOR = 5, WGMMA = 6, LLMC = 7 };
 typedef struct {
@@ -346,30 +393,31 @@ typedef struct {
 } Kernel;
 
 static const Kernel KERNELS[] = {
-    {1, "gemm", "GEMMs around a softmax, probabilities stored", 1, gemm_saved_bytes, gemm_scratch_bytes, gemm_forward,
-     gemm_backward, 1024, 1, 1},
-    {2, "naive", "flash: a thread a row, the others in global memory", NAIVE_THREADS, flash_bytes, flash_bytes,
-     naive_forward, naive_backward, NAIVE_CHANNELS, 1, 1},
-    {3, "lanes", "flash: tiles in shared memory, several threads a row", 1, flash_bytes, flash_bytes,
-     rows_forward<OneRow>, rows_backward<OneRow>, 128, 1, 1},
+    {1, "gemm", "GEMMs around a softmax, probabilities stored", 1, gemm_saved_bytes,
+     gemm_scratch_bytes, gemm_forward, gemm_backward, 1024, 1, 1},
+    {2, "naive", "flash: a thread a row, the others in global memory", NAIVE_THREADS, flash_bytes,
+     flash_bytes, naive_forward, naive_backward, NAIVE_CHANNELS, 1, 1},
+    {3, "lanes", "flash: tiles in shared memory, several threads a row", 1, flash_bytes,
+     flash_bytes, rows_forward<OneRow>, rows_backward<OneRow>, 128, 1, 1},
 #ifndef __CUDACC__
-    {4, "vectors", "flash: 4 to 16 rows a thread, lanes of a CPU's vector", 1, flash_bytes, flash_bytes,
-     rows_forward<OwnRows>, rows_backward<OwnRows>, 128, 1, 1},
+    {4, "vectors", "flash: 4 to 16 rows a thread, lanes of a CPU's vector", 1, flash_bytes,
+     flash_bytes, rows_forward<OwnRows>, rows_backward<OwnRows>, 128, 1, 1},
 #endif
 #ifdef PRECISION_BF16
-    {TENSOR, "tensor", "flash: tensor cores, fragments stay in registers", ATTENTION_MMA_THREADS, flash_bytes,
-     flash_bytes, tensor_forward, tensor_backward, 64, 33, 8},
-    {WGMMA, "wgmma", "flash: asynchronous products and copies of sm_90", 1, flash_bytes, flash_bytes, wgmma_forward,
-     wgmma_backward, 128, 64, 64},
+    {TENSOR, "tensor", "flash: tensor cores, fragments stay in registers", ATTENTION_MMA_THREADS,
+     flash_bytes, flash_bytes, tensor_forward, tensor_backward, 64, 33, 8},
+    {WGMMA, "wgmma", "flash: asynchronous products and copies of sm_90", 1, flash_bytes,
+     flash_bytes, wgmma_forward, wgmma_backward, 128, 64, 64},
 #endif
-    {LLMC, "llmc", "3, 4, or tensor cores: 5 or 6 (llmc)", 1, flash_bytes, flash_bytes, llmc_forward,
-     llmc_backward, ATTENTION_MAX_HEAD_SIZE, 1, 1},
+    {LLMC, "llmc", "3, 4, or tensor cores: 5 or 6 (llmc)", 1, flash_bytes, flash_bytes,
+     llmc_forward, llmc_backward, ATTENTION_MAX_HEAD_SIZE, 1, 1},
 };
 enum { KERNEL_COUNT = sizeof KERNELS / sizeof *KERNELS };
 
 // True if a kernel can, on this machine, for heads of HS channels.
 static bool kernel_takes(const Kernel *k, size_t HS) {
-    return HS >= k->least && HS <= k->most && HS % k->step == 0 && (k->number != WGMMA || wgmma_runs());
+    return HS >= k->least && HS <= k->most && HS % k->step == 0 &&
+           (k->number != WGMMA || wgmma_runs());
 }
 
 // For llmc's the number of the kernel that it takes, or its own.
@@ -379,7 +427,8 @@ static int kernel_number(const Kernel *k, size_t B, size_t T, size_t C, size_t N
 #if defined(PRECISION_BF16) && defined(__CUDACC__)
     if (wgmma_runs() && !dropping.threshold && attention_wgmma_takes(a)) return WGMMA;
 #endif
-    if (sizeof(floatX) == 2 && attention_mma_takes(a)) return a.HS > 32 && a.HS <= 64 ? LLMC : TENSOR;
+    if (sizeof(floatX) == 2 && attention_mma_takes(a))
+        return a.HS > 32 && a.HS <= 64 ? LLMC : TENSOR;
     return RowsOf<32>::R == 1 ? 3 : 4;
 }
 
@@ -399,7 +448,8 @@ static void time_forward(const void *problem, unsigned) {
 
 static void time_backward(const void *problem, unsigned) {
     const Problem *p = (const Problem *)problem;
-    p->kernel->backward(p->dqkv, p->scratch, p->dout, p->out, p->saved, p->qkv, p->B, p->T, p->C, p->NH);
+    p->kernel->backward(p->dqkv, p->scratch, p->dout, p->out, p->saved, p->qkv, p->B, p->T, p->C,
+                        p->NH);
 }
 
 static LabKernel forward_row(const Kernel *k) {
@@ -410,7 +460,7 @@ static LabKernel backward_row(const Kernel *k) {
     return {"attention backward", k->number, k->text, time_backward, k->block};
 }
 
-// ---------------------------------------------------------------------------------------------- checks
+// --------------------------------------------------------------------------------- checks
 
 // The results of one kernel for one problem.
 typedef struct {
@@ -422,7 +472,8 @@ typedef struct {
     double *out, *dqkv;
 } Want;
 
-static Want want_of(const float *qkv, const float *dout, size_t B, size_t T, size_t C, size_t NH, Dropout d) {
+static Want want_of(const float *qkv, const float *dout, size_t B, size_t T, size_t C, size_t NH,
+                    Dropout d) {
     size_t n = B * T * C;
     double *x = widened(qkv, 3 * n), *dy = widened(dout, n), *att = test_doubles(B * NH * T * T);
     Want want = {test_doubles(n), test_doubles(3 * n)};
@@ -431,10 +482,12 @@ static Want want_of(const float *qkv, const float *dout, size_t B, size_t T, siz
     return want;
 }
 
-static Result run(const Kernel *k, const floatX *qkv, const floatX *dout, size_t B, size_t T, size_t C, size_t NH) {
+static Result run(const Kernel *k, const floatX *qkv, const floatX *dout, size_t B, size_t T,
+                  size_t C, size_t NH) {
     size_t n = B * T * C;
     floatX *out = test_floatX(n), *dqkv = test_floatX(3 * n);
-    void *saved = test_device(k->saved(B, T, C, NH)), *scratch = test_device(k->scratch(B, T, C, NH));
+    void *saved = test_device(k->saved(B, T, C, NH)),
+         *scratch = test_device(k->scratch(B, T, C, NH));
     k->forward(out, saved, qkv, B, T, C, NH);
     k->backward(dqkv, scratch, dout, out, saved, qkv, B, T, C, NH);
     Result r = {to_host_floatX(out, n, lab.stream), to_host_floatX(dqkv, 3 * n, lab.stream)};
@@ -442,8 +495,8 @@ static Result run(const Kernel *k, const floatX *qkv, const floatX *dout, size_t
 }
 
 // Again in the same order of threads, and, where orders can be chosen, in random ones.
-static bool same_again(const Kernel *k, const Result *first, const floatX *qkv, const floatX *dout, size_t B, size_t T,
-                       size_t C, size_t NH) {
+static bool same_again(const Kernel *k, const Result *first, const floatX *qkv,
+                       const floatX *dout, size_t B, size_t T, size_t C, size_t NH) {
     size_t n = B * T * C;
     const auto same = [=]() {
         Result again = run(k, qkv, dout, B, T, C, NH);
@@ -452,7 +505,8 @@ static bool same_again(const Kernel *k, const Result *first, const floatX *qkv, 
     bool ok = same();
 #ifndef __CUDACC__
     Random before = cpu_runtime().thread_order;
-    for (uint64_t seed = 1; seed <= (CPU_ASAN ? 1 : 3); seed++) {  // sanitized, a switch of threads is slow
+    for (uint64_t seed = 1; seed <= (CPU_ASAN ? 1 : 3);
+         seed++) {  // sanitized, a switch of threads is slow
         cpu_runtime().thread_order = {true, seed, 0};
         ok = same() && ok;
     }
@@ -461,10 +515,13 @@ static bool same_again(const Kernel *k, const Result *first, const floatX *qkv, 
     return ok;
 }
 
-// In bf16 the scores (up to about 4 here), the probabilities and their gradients are rounded on the way.
-static const double BOUND_OUT = sizeof(floatX) == 4 ? 3e-6 : 2.5e-2, BOUND_GRAD = sizeof(floatX) == 4 ? 1e-5 : 5e-2;
+// In bf16 the scores (up to about 4 here), the probabilities and their gradients are rounded on
+// the way.
+static const double BOUND_OUT = sizeof(floatX) == 4 ? 3e-6 : 2.5e-2,
+                    BOUND_GRAD = sizeof(floatX) == 4 ? 1e-5 : 5e-2;
 
-// The largest errors of each kernel so far, forward and backward; NAN, which fails, before the first.
+// The largest errors of each kernel so far, forward and backward; NAN, which fails, before the
+// first.
 static double worst[KERNEL_COUNT][2];
 
 static void note_errors(int number, double error, double error_grad) {
@@ -486,7 +543,8 @@ static void check_rows(void) {
     }
 }
 
-// Every kernel at one shape. `repeat`: also for the same bits again, with dropout of llmc's alone.
+// Every kernel at one shape. `repeat`: also for the same bits again, with dropout of llmc's
+// alone.
 static void test_shape(size_t B, size_t T, size_t C, size_t NH, bool repeat) {
     size_t mark = test_count, n = B * T * C, HS = C / NH;
     float *qkv = test_values(3 * n, 0, 1.5, 1), *dout = test_values(n, 0, 1, 2);
@@ -494,22 +552,29 @@ static void test_shape(size_t B, size_t T, size_t C, size_t NH, bool repeat) {
     Want want = want_of(qkv, dout, B, T, C, NH, dropping);
     for (const Kernel &k : KERNELS) {
         if (!kernel_takes(&k, HS)) continue;
-        if (dropping.threshold && (k.number < 3 || k.number == TENSOR || k.number == WGMMA)) continue;
+        if (dropping.threshold && (k.number < 3 || k.number == TENSOR || k.number == WGMMA))
+            continue;
         Result r = run(&k, device_qkv, device_dout, B, T, C, NH);
-        double error = test_error(r.out, want.out, n), error_grad = test_error(r.dqkv, want.dqkv, 3 * n);
+        double error = test_error(r.out, want.out, n),
+               error_grad = test_error(r.dqkv, want.dqkv, 3 * n);
         int number = kernel_number(&k, B, T, C, NH);
         note_errors(k.number, error, error_grad);
         if (k.number != number) note_errors(number, error, error_grad);
         bool again = repeat && (!dropping.threshold || k.number == LLMC);
         bool same = !again || same_again(&k, &r, device_qkv, device_dout, B, T, C, NH);
         check(&lab.checks, error <= BOUND_OUT && error_grad <= BOUND_GRAD && same,
-              "%d %-7s B %zu T %4zu NH %zu HS %3zu%s: forward %.1e (bound %.1e), backward %.1e (bound %.1e)%s%s",
-              number, k.name, B, T, NH, HS, dropping.threshold ? ", dropout" : "", error, BOUND_OUT, error_grad,
-              BOUND_GRAD, again ? ", bits again: " : "", !again ? "" : same ? "same" : "DIFFERENT");
+              "%d %-7s B %zu T %4zu NH %zu HS %3zu%s: forward %.1e (bound %.1e), backward %.1e "
+              "(bound %.1e)%s%s",
+              number, k.name, B, T, NH, HS, dropping.threshold ? ", dropout" : "", error,
+              BOUND_OUT, error_grad, BOUND_GRAD, again ? ", bits again: " : "",
+              !again ? ""
+              : same ? "same"
+                     : "DIFFERENT");
         if (k.number != 1 && T >= 512) {
             size_t bytes = k.saved(B, T, C, NH) + k.scratch(B, T, C, NH);
             check(&lab.checks, bytes <= 2 * B * NH * T * sizeof(float),
-                  "%d %-7s T %zu: %zu bytes beside the activations, where the probabilities would be %zu",
+                  "%d %-7s T %zu: %zu bytes beside the activations, where the probabilities "
+                  "would be %zu",
                   number, k.name, T, bytes, B * NH * T * T * sizeof(floatX));
         }
     }
@@ -527,11 +592,12 @@ static void test_large_scores(void) {
         bool ok = true;
         for (size_t i = 0; i < n; i++) ok = ok && fabsf(r.out[i]) <= 60.5f;
         for (size_t i = 0; i < 3 * n; i++) ok = ok && isfinite(r.dqkv[i]);
-        check(&lab.checks, ok, "%d %-7s scores of thousands", kernel_number(&k, B, T, C, NH), k.name);
+        check(&lab.checks, ok, "%d %-7s scores of thousands", kernel_number(&k, B, T, C, NH),
+              k.name);
     }
 }
 
-// ---------------------------------------------------------------------------------------------- grouped queries
+// ------------------------------------------------------------------------ grouped queries
 
 typedef struct {
     floatX *out, *dqkv;           // [B,T,C], [B,T,NH + 2 KV,HS]
@@ -546,7 +612,8 @@ __global__ void copy_heads(floatX *wide, const floatX *qkv, size_t NH, size_t KV
     floatX *to = wide + blockIdx.x * 3 * NH * HS;
     const floatX *from = qkv + blockIdx.x * (NH + 2 * KV) * HS;
     for (size_t i = threadIdx.x; i < 3 * NH * HS; i += blockDim.x) {
-        size_t head = i / HS, part = head / NH, of = part ? NH + (part - 1) * KV + head % NH / (NH / KV) : head;
+        size_t head = i / HS, part = head / NH,
+               of = part ? NH + (part - 1) * KV + head % NH / (NH / KV) : head;
         to[i] = from[of * HS + i % HS];
     }
 }
@@ -557,7 +624,9 @@ __global__ void sum_heads(floatX *dqkv, const floatX *dwide, size_t NH, size_t K
     const floatX *from = dwide + blockIdx.x * 3 * NH * HS;
     for (size_t i = threadIdx.x; i < (NH + 2 * KV) * HS; i += blockDim.x) {
         size_t head = i / HS, group = head < NH ? 1 : NH / KV;
-        size_t first = head < NH ? head : NH + (head - NH) * group;  // the parts of k and v follow each other
+        size_t first = head < NH
+                           ? head
+                           : NH + (head - NH) * group;  // the parts of k and v follow each other
         float sum = 0.0f;
         for (size_t j = 0; j < group; j++) sum += to_float(from[(first + j) * HS + i % HS]);
         to[i] = from_float<floatX>(sum);
@@ -571,17 +640,19 @@ static void grouped_forward1(const void *problem, unsigned) {
 }
 static void grouped_forward3(const void *problem, unsigned) {
     const Grouped *p = (const Grouped *)problem;
-    attention_forward(p->out, p->lse, p->qkv, p->B, p->T, p->C, p->NH, lab.stream, Dropout(), p->KV);
+    attention_forward(p->out, p->lse, p->qkv, p->B, p->T, p->C, p->NH, lab.stream, Dropout(),
+                      p->KV);
 }
 static void grouped_backward1(const void *problem, unsigned) {
     const Grouped *p = (const Grouped *)problem;
-    attention_backward(p->dwide, p->dot, p->dout, p->out, p->lse, p->wide, p->B, p->T, p->C, p->NH, lab.stream);
+    attention_backward(p->dwide, p->dot, p->dout, p->out, p->lse, p->wide, p->B, p->T, p->C,
+                       p->NH, lab.stream);
     LAUNCH(sum_heads, p->B * p->T, 256, lab.stream)(p->dqkv, p->dwide, p->NH, p->KV, p->C / p->NH);
 }
 static void grouped_backward3(const void *problem, unsigned) {
     const Grouped *p = (const Grouped *)problem;
-    attention_backward(p->dqkv, p->dot, p->dout, p->out, p->lse, p->qkv, p->B, p->T, p->C, p->NH, lab.stream,
-                       Dropout(), p->KV);
+    attention_backward(p->dqkv, p->dot, p->dout, p->out, p->lse, p->qkv, p->B, p->T, p->C, p->NH,
+                       lab.stream, Dropout(), p->KV);
 }
 
 [[maybe_unused]] static void grouped_forward2(const void *problem, unsigned) {
@@ -608,9 +679,11 @@ static const LabKernel GROUPED_FORWARD[] = {
 static const LabKernel GROUPED_BACKWARD[] = {
     {"grouped attention backward", 1, "of the copies, then their sum", grouped_backward1, 1},
 #ifdef PRECISION_BF16
-    {"grouped attention backward", 2, "asynchronous products and copies of sm_90", grouped_backward2, 1},
+    {"grouped attention backward", 2, "asynchronous products and copies of sm_90",
+     grouped_backward2, 1},
 #endif
-    {"grouped attention backward", 3, "a block of keys goes over its group's heads (llmc)", grouped_backward3, 1},
+    {"grouped attention backward", 3, "a block of keys goes over its group's heads (llmc)",
+     grouped_backward3, 1},
 };
 
 // True if a row of these can, on this machine.
@@ -638,12 +711,15 @@ static void check_grouped(size_t B, size_t T, size_t NH, size_t KV, size_t HS) {
     p.qkv = to_device_floatX(qkv, N * heads * HS), p.dout = to_device_floatX(dout, N * C);
     for (size_t i = 0; i < 3 * N * C; i++) {
         size_t n = i / (3 * C), head = i % (3 * C) / HS, part = head / NH;
-        wide[i] = qkv[(n * heads + (part ? NH + (part - 1) * KV + head % NH / group : head)) * HS + i % HS];
+        wide[i] =
+            qkv[(n * heads + (part ? NH + (part - 1) * KV + head % NH / group : head)) * HS +
+                i % HS];
     }
     Want want = want_of(wide, dout, B, T, C, NH, Dropout());
     for (size_t i = 0; i < 3 * N * C; i++) {
         size_t n = i / (3 * C), head = i % (3 * C) / HS, part = head / NH;
-        dqkv[(n * heads + (part ? NH + (part - 1) * KV + head % NH / group : head)) * HS + i % HS] += want.dqkv[i];
+        dqkv[(n * heads + (part ? NH + (part - 1) * KV + head % NH / group : head)) * HS +
+             i % HS] += want.dqkv[i];
     }
     for (size_t k = 0; k < LAB_COUNT(GROUPED_FORWARD); k++) {
         if (!grouped_takes(&GROUPED_FORWARD[k], HS)) continue;
@@ -667,8 +743,8 @@ static void check_groups(void) {
     for (int pass = 0; pass < 2; pass++) {
         for (size_t k = 0; k < LAB_COUNT(GROUPED_FORWARD); k++) {
             if (!grouped_takes(&GROUPED_FORWARD[k], 64)) continue;
-            lab_check(&lab, pass ? &GROUPED_BACKWARD[k] : &GROUPED_FORWARD[k], grouped_worst[pass][k],
-                      pass ? BOUND_GRAD : BOUND_OUT);
+            lab_check(&lab, pass ? &GROUPED_BACKWARD[k] : &GROUPED_FORWARD[k],
+                      grouped_worst[pass][k], pass ? BOUND_GRAD : BOUND_OUT);
         }
     }
 }
@@ -676,20 +752,24 @@ static void check_groups(void) {
 // Llama 3.2 1B has 32 heads of 64 channels, and 8 of k and v.
 static void bench_groups(void) {
     Grouped p = lab.cpu ? make_grouped(1, 64, 32, 8, 64) : make_grouped(4, 2048, 32, 8, 64);
-    p.qkv = lab_fill(&lab, p.B * p.T * (p.C + 2 * p.KV * 64)), p.dout = lab_fill(&lab, p.B * p.T * p.C);
+    p.qkv = lab_fill(&lab, p.B * p.T * (p.C + 2 * p.KV * 64)),
+    p.dout = lab_fill(&lab, p.B * p.T * p.C);
     KernelWork forward = lab_stated(&lab, LAB_LAST(GROUPED_FORWARD), &p);
     KernelWork backward = lab_stated(&lab, LAB_LAST(GROUPED_BACKWARD), &p);
     for (const LabKernel &k : GROUPED_FORWARD)
         if (grouped_takes(&k, 64)) lab_bench(&lab, &k, &p, forward, 0.0);
-    if (!lab.list) grouped_forward1(&p, 1);  // the copies that backward 1 reads, where --kernel left it out
+    if (!lab.list)
+        grouped_forward1(&p, 1);  // the copies that backward 1 reads, where --kernel left it out
     for (const LabKernel &k : GROUPED_BACKWARD)
         if (grouped_takes(&k, 64)) lab_bench(&lab, &k, &p, backward, 0.0);
 }
 
-// Both passes of the kernels from number `from` on; operations: names of the rows, forward and backward.
+// Both passes of the kernels from number `from` on; operations: names of the rows, forward and
+// backward.
 static void bench_problem(Problem p, int from, const char *const operations[2]) {
     size_t n = p.B * p.T * p.C;
-    p.qkv = lab_fill(&lab, 3 * n), p.dout = lab_fill(&lab, n), p.out = test_floatX(n), p.dqkv = test_floatX(3 * n);
+    p.qkv = lab_fill(&lab, 3 * n), p.dout = lab_fill(&lab, n), p.out = test_floatX(n),
+    p.dqkv = test_floatX(3 * n);
     for (int pass = 0; pass < 2; pass++) {
         KernelWork must = KernelWork();
         for (int i = -1; i < KERNEL_COUNT; i++) {  // -1: what llmc's states
@@ -712,7 +792,8 @@ static void bench_problem(Problem p, int from, const char *const operations[2]) 
 // One layer of GPT-2 124M; then heads of 128, as large models have, by the tensor cores alone.
 static void bench(void) {
     static const char *const small[] = {"attention", "attention backward"};
-    static const char *const large[] = {"attention, heads of 128", "attention backward, heads of 128"};
+    static const char *const large[] = {"attention, heads of 128",
+                                        "attention backward, heads of 128"};
     Problem p = {NULL, NULL, NULL, NULL, NULL, NULL, NULL, 4, 64, 768, 12}, q = p;
     q.B = 1, q.C = 512, q.NH = 4;
     if (!lab.cpu) p.B = 16, p.T = 1024, q.B = 8, q.T = 2048, q.C = 4096, q.NH = 32;
@@ -724,8 +805,9 @@ static void bench(void) {
     bench_groups();
 }
 
-// Dropout of the probabilities, by the same masks. The kernels have one row a thread (as on a GPU in fp32), 8 to 32 (as
-// on a CPU), and llmc's choice (in bf16 the tensor cores). Each visits the masks' blocks in another order.
+// Dropout of the probabilities, by the same masks. The kernels have one row a thread (as on a GPU
+// in fp32), 8 to 32 (as on a CPU), and llmc's choice (in bf16 the tensor cores). Each visits the
+// masks' blocks in another order.
 static void check_dropout(size_t B, size_t T, size_t NH, size_t HS) {
     dropping = dropout_for(dropout_make(0.3, 7, 2, 9), DROPOUT_SCORES, 3);
     dropping.head = 2;
@@ -761,7 +843,8 @@ static void checks(void) {
     test_shape(1, 67, 256, 1, true);
     test_shape(1, 40, 300, 1, false);  // more than 256
     test_shape(1, 514, 64, 1, false);
-    test_shape(1, 65, 64, 1, true);    // 64 and 128: few tiles, more than a ring has, a whole number of them
+    test_shape(1, 65, 64, 1,
+               true);  // 64 and 128: few tiles, more than a ring has, a whole number of them
     test_shape(1, 65, 128, 1, true);
     test_shape(1, 333, 128, 2, true);
     test_shape(1, 160, 256, 2, true);

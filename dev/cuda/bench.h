@@ -1,24 +1,29 @@
-// bench.h: the driver of the kernel laboratory, which gives every program of dev/cuda the same flags and table.
+// bench.h: the driver of the kernel laboratory, which gives every program of dev/cuda the same
+// flags and table.
 //
-//   PROGRAM                     Checks every kernel against plain loops in double: a row for each.
-//   PROGRAM --bench             Times every kernel: a row for each, with the share of the roofline.
+//   PROGRAM                     Checks every kernel against plain loops in double: a row for
+//                               each.
+//   PROGRAM --bench             Times every kernel: a row for each, with the share of the
+//                               roofline.
 //   PROGRAM --bench --log FILE  Also appends JSON Lines, one for each kernel and block size.
-//   PROGRAM --bench --kernel N  Times the kernels of number N only: `ncu PROGRAM --bench --kernel 3`.
+//   PROGRAM --bench --kernel N  Times the kernels of number N only: `ncu PROGRAM --bench --kernel
+//                               3`.
 //   PROGRAM --list              Prints the kernels, and times none.
 //
-// A program has one list of kernels for an operation, numbered from naive to best. The last is the kernel of llmc/. Its
-// wrappers state "must MB" and FLOPs (llmc/kernels/work.cuh says how they are counted). These hold for every kernel of
-// the list, and PROFILE=1 and the virtual clock use them too. "asks MB" are the bytes of this kernel's own loads and
-// stores; a cache should serve the excess. GB/s counts the bytes that must move, so that a kernel cannot look fast by
-// moving more. The roof is the nearer of two: the bytes at the speed of a device copy, and the FLOPs at the speed of a
-// large matrix product. Both are measured first in the same run. "regs" are a thread's registers, and "occup." is the
-// share of a multiprocessor's threads that can be resident, which registers, shared memory and block size limit. Only a
-// GPU has them.
+// A program has one list of kernels for an operation, numbered from naive to best. The last is
+// the kernel of llmc/. Its wrappers state "must MB" and FLOPs (llmc/kernels/work.cuh says how
+// they are counted). These hold for every kernel of the list, and PROFILE=1 and the virtual clock
+// use them too. "asks MB" are the bytes of this kernel's own loads and stores; a cache should
+// serve the excess. GB/s counts the bytes that must move, so that a kernel cannot look fast by
+// moving more. The roof is the nearer of two: the bytes at the speed of a device copy, and the
+// FLOPs at the speed of a large matrix product. Both are measured first in the same run. "regs"
+// are a thread's registers, and "occup." is the share of a multiprocessor's threads that can be
+// resident, which registers, shared memory and block size limit. Only a GPU has them.
 //
 // A program includes this header first, because it counts the launches of the headers behind it.
 //
-// defines: Lab, LabLaunch, LabKernel, LAB_COUNT, LAB_LAST, lab_main, lab_start, lab_block, lab_fill, lab_check,
-//          lab_errors, lab_stated, lab_bench, lab_finish
+// defines: Lab, LabLaunch, LabKernel, LAB_COUNT, LAB_LAST, lab_main, lab_start, lab_block,
+//          lab_fill, lab_check, lab_errors, lab_stated, lab_bench, lab_finish
 #ifndef LLMC_BENCH_H
 #define LLMC_BENCH_H
 
@@ -41,7 +46,8 @@ static inline LabLaunch *lab_launched(void) {
 }
 
 #ifdef __CUDACC__
-template <class... P> static inline void lab_launch(void (*kernel)(P...), dim3 block, cudaStream_t, size_t bytes = 0) {
+template <class... P>
+static inline void lab_launch(void (*kernel)(P...), dim3 block, cudaStream_t, size_t bytes = 0) {
     LabLaunch *l = lab_launched();
     struct cudaFuncAttributes of;
     if (l->on) CUDA_CHECK(cudaFuncGetAttributes(&of, (const void *)kernel));
@@ -49,7 +55,8 @@ template <class... P> static inline void lab_launch(void (*kernel)(P...), dim3 b
         int device, most, threads = (int)(block.x * block.y * block.z), blocks;
         CUDA_CHECK(cudaGetDevice(&device));
         CUDA_CHECK(cudaDeviceGetAttribute(&most, cudaDevAttrMaxThreadsPerMultiProcessor, device));
-        CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, (const void *)kernel, threads, bytes));
+        CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, (const void *)kernel,
+                                                                 threads, bytes));
         l->registers = of.numRegs, l->occupancy = (double)blocks * threads / most;
     }
 }
@@ -75,13 +82,14 @@ typedef struct {
     Matmul mm;                  // on that stream
     char device[256];
     double copy_gb, gemm_tflop; // the measured peaks, per second
-    void *flush;                // written between two runs, so that no run finds its data in a cache
+    void *flush;  // written between two runs, so that no run finds its data in a cache
     size_t flush_bytes;
     double (*slowest)(double);  // of several ranks, or NULL
 } Lab;
 
-// One kernel. run queues it once on a problem of its own type with the given number of threads per block. A kernel of
-// llmc/ has its own block size, `block`. If block is 0, lab_bench tries several.
+// One kernel. run queues it once on a problem of its own type with the given number of threads
+// per block. A kernel of llmc/ has its own block size, `block`. If block is 0, lab_bench tries
+// several.
 struct LabKernel {
     const char *operation;
     int number;
@@ -90,9 +98,13 @@ struct LabKernel {
     unsigned block;
 
     template <class P>
-    LabKernel(const char *operation, int number, const char *name, void (*run)(const P *, unsigned), unsigned block)
-        : operation(operation), number(number), name(name),
-          run([run](const void *problem, unsigned threads) { run((const P *)problem, threads); }), block(block) {}
+    LabKernel(const char *operation, int number, const char *name,
+              void (*run)(const P *, unsigned), unsigned block)
+        : operation(operation),
+          number(number),
+          name(name),
+          run([run](const void *problem, unsigned threads) { run((const P *)problem, threads); }),
+          block(block) {}
 };
 
 // The kernels of a list, and the last one: llmc's.
@@ -102,14 +114,17 @@ struct LabKernel {
 static constexpr unsigned LAB_DEFAULT_BLOCK = 256;
 enum { LAB_MAX_RUNS = 50 };
 
-static inline unsigned lab_block(const LabKernel *k) { return k->block ? k->block : LAB_DEFAULT_BLOCK; }
+static inline unsigned lab_block(const LabKernel *k) {
+    return k->block ? k->block : LAB_DEFAULT_BLOCK;
+}
 
 static inline int lab_compare(const void *a, const void *b) {
     float x = *(const float *)a, y = *(const float *)b;
     return (x > y) - (x < y);
 }
 
-// Milliseconds of one run: the median of several, the first left out; of several ranks the slowest counts.
+// Milliseconds of one run: the median of several, the first left out; of several ranks the
+// slowest counts.
 template <class Run> static inline double lab_time(Lab *lab, const Run &run) {
     cudaEvent_t begin, end;
     float ms[LAB_MAX_RUNS + 1];
@@ -137,9 +152,11 @@ template <class Run> static inline double lab_time(Lab *lab, const Run &run) {
     return lab->slowest ? lab->slowest(median) : median;
 }
 
-__global__ void __launch_bounds__(ELEMENT_THREADS) lab_copy_kernel(float *to, const float *from, size_t n) {
+__global__ void __launch_bounds__(ELEMENT_THREADS)
+    lab_copy_kernel(float *to, const float *from, size_t n) {
     Share s = element_share<f128::size>(n);
-    for (size_t i = s.begin; i < s.end; i += s.step) store128(to + i * f128::size, load128(from + i * f128::size));
+    for (size_t i = s.begin; i < s.end; i += s.step)
+        store128(to + i * f128::size, load128(from + i * f128::size));
 }
 
 // Numbers in [-0.5, 0.5): a GPU multiplies zeros at a higher clock than data.
@@ -168,7 +185,8 @@ static inline void lab_measure_peaks(Lab *lab) {
         LAUNCH(lab_copy_kernel, element_blocks(n), ELEMENT_THREADS, lab->stream)(to, from, n);
     });
     double call = lab_time(lab, [&] {
-        CUDA_CHECK(cudaMemcpyAsync(to, from, n * sizeof(float), cudaMemcpyDeviceToDevice, lab->stream));
+        CUDA_CHECK(
+            cudaMemcpyAsync(to, from, n * sizeof(float), cudaMemcpyDeviceToDevice, lab->stream));
     });
     lab->copy_gb = 2e-6 * (double)(n * sizeof(float)) / (copy < call ? copy : call);
     double product = lab_time(lab, [&] {
@@ -186,7 +204,9 @@ static inline void lab_start(Lab *lab, int argc, char **argv, double (*slowest)(
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--bench") == 0) lab->bench = true;
         else if (strcmp(argv[i], "--list") == 0) lab->bench = lab->list = true;
-        else if (strcmp(argv[i], "--kernel") == 0 && i + 1 < argc && (lab->only = atoi(argv[i + 1])) > 0) i++;
+        else if (strcmp(argv[i], "--kernel") == 0 && i + 1 < argc &&
+                 (lab->only = atoi(argv[i + 1])) > 0)
+            i++;
         else if (strcmp(argv[i], "--log") == 0 && i + 1 < argc) log = argv[++i];
         else {
             fprintf(stderr, "usage: %s [--bench [--kernel N] [--log FILE] | --list]\n", argv[0]);
@@ -213,32 +233,36 @@ static inline void lab_start(Lab *lab, int argc, char **argv, double (*slowest)(
         lab->flush_bytes = (size_t)(lab->cpu ? 32 : 256) << 20;
         lab->flush = test_device(lab->flush_bytes);
         lab_measure_peaks(lab);
-        printf("%s, " FLOATX_NAME ": copy %.1f GB/s, matrix product %.3f TFLOP/s\n", lab->device, lab->copy_gb,
-               lab->gemm_tflop);
-        printf("%-26s %2s  %-52s %5s %4s %6s %10s %9s %9s %9s %9s %7s\n", "operation", "#", "kernel", "block", "regs",
-               "occup.", "ms", "must MB", "asks MB", "GB/s", "GFLOP/s", "roof");
+        printf("%s, " FLOATX_NAME ": copy %.1f GB/s, matrix product %.3f TFLOP/s\n", lab->device,
+               lab->copy_gb, lab->gemm_tflop);
+        printf("%-26s %2s  %-52s %5s %4s %6s %10s %9s %9s %9s %9s %7s\n", "operation", "#",
+               "kernel", "block", "regs", "occup.", "ms", "must MB", "asks MB", "GB/s", "GFLOP/s",
+               "roof");
     } else if (!lab->list) {
-        printf("     %-26s %2s  %-52s %9s %9s  " FLOATX_NAME "\n", "operation", "#", "kernel", "error", "bound");
+        printf("     %-26s %2s  %-52s %9s %9s  " FLOATX_NAME "\n", "operation", "#", "kernel",
+               "error", "bound");
     }
     fflush(stdout);
 }
 
 // The row of one kernel's check: its largest error over all problems.
 static inline void lab_check(Lab *lab, const LabKernel *k, double error, double bound) {
-    check(&lab->checks, error <= bound, "%-26s %2d  %-52s %9.2e %9.2e", k->operation, k->number, k->name, error,
-          bound);
+    check(&lab->checks, error <= bound, "%-26s %2d  %-52s %9.2e %9.2e", k->operation, k->number,
+          k->name, error, bound);
 }
 
 // Runs every kernel of a list on one problem; worst: the largest error() of each so far.
 template <size_t COUNT, class P, class Error>
-static inline void lab_errors(double (&worst)[COUNT], const LabKernel (&list)[COUNT], const P *problem, Error error) {
+static inline void lab_errors(double (&worst)[COUNT], const LabKernel (&list)[COUNT],
+                              const P *problem, Error error) {
     for (size_t k = 0; k < COUNT; k++) {
         list[k].run(problem, lab_block(&list[k]));
         worst[k] = fmax(worst[k], error());
     }
 }
 
-// Returns the work that the wrappers of llmc/ state for one run of this kernel. It must be the one that they launch.
+// Returns the work that the wrappers of llmc/ state for one run of this kernel. It must be the
+// one that they launch.
 static inline KernelWork lab_stated(Lab *lab, const LabKernel *k, const void *problem) {
     KernelWork work = KernelWork();
     if (lab->list) return work;
@@ -247,26 +271,30 @@ static inline KernelWork lab_stated(Lab *lab, const LabKernel *k, const void *pr
     kernel_tally = NULL;
     CUDA_CHECK(cudaStreamSynchronize(lab->stream));
     if (work.bytes <= 0.0) {
-        fprintf(stderr, "error: %s, kernel %d: its wrapper states no work\n", k->operation, k->number);
+        fprintf(stderr, "error: %s, kernel %d: its wrapper states no work\n", k->operation,
+                k->number);
         exit(1);
     }
     return work;
 }
 
-// Times one kernel with its block size. Without one it tries several, prints the best and logs all. must: lab_stated of
-// the last kernel of its list. asks: bytes, or 0 if not counted.
-static inline void lab_bench(Lab *lab, const LabKernel *k, const void *problem, KernelWork must, double asks) {
+// Times one kernel with its block size. Without one it tries several, prints the best and logs
+// all. must: lab_stated of the last kernel of its list. asks: bytes, or 0 if not counted.
+static inline void lab_bench(Lab *lab, const LabKernel *k, const void *problem, KernelWork must,
+                             double asks) {
     static const unsigned SWEEP[] = {32, 64, 128, 256, 512, 1024};
     if (lab->only && k->number != lab->only) return;
     lab->found = true;
     if (lab->list) return (void)printf("%-26s %2d  %s\n", k->operation, k->number, k->name);
-    double best = DBL_MAX, copy = 1e-6 * must.bytes / lab->copy_gb, product = 1e-9 * must.flops / lab->gemm_tflop;
+    double best = DBL_MAX, copy = 1e-6 * must.bytes / lab->copy_gb,
+           product = 1e-9 * must.flops / lab->gemm_tflop;
     double roof = copy > product ? copy : product;  // ms that the operation takes at least
     unsigned best_block = 0;
     LabLaunch best_launch = LabLaunch();
     for (int i = 0; i < (k->block ? 1 : 6); i++) {
         unsigned block = k->block ? k->block : SWEEP[i];
-        if (lab->cpu && !k->block && block != 64 && block != 256) continue;  // threads are cheap or dear alike
+        if (lab->cpu && !k->block && block != 64 && block != 256)
+            continue;  // threads are cheap or dear alike
         double ms = lab_time(lab, [&] { k->run(problem, block); });
         if (ms < best) {
             best = ms;
@@ -278,17 +306,20 @@ static inline void lab_bench(Lab *lab, const LabKernel *k, const void *problem, 
         launched->on = false;
         if (block == best_block) best_launch = *launched;
         if (!lab->log) continue;
-        fprintf(lab->log, "{\"operation\":\"%s\",\"number\":%d,\"kernel\":\"%s\",\"block\":%u,\"ms\":%.6g",
+        fprintf(lab->log,
+                "{\"operation\":\"%s\",\"number\":%d,\"kernel\":\"%s\",\"block\":%u,\"ms\":%.6g",
                 k->operation, k->number, k->name, block, ms);
         fprintf(lab->log, ",\"must_bytes\":%.0f,\"flops\":%.0f", must.bytes, must.flops);
         if (launched->registers)
-            fprintf(lab->log, ",\"registers\":%d,\"occupancy\":%.4g", launched->registers, launched->occupancy);
+            fprintf(lab->log, ",\"registers\":%d,\"occupancy\":%.4g", launched->registers,
+                    launched->occupancy);
         if (asks > 0.0) fprintf(lab->log, ",\"asks_bytes\":%.0f", asks);
         fprintf(lab->log, ",\"gb_per_s\":%.6g,\"tflop_per_s\":%.6g", 1e-6 * must.bytes / ms,
                 1e-9 * must.flops / ms);
-        fprintf(lab->log, ",\"share\":%.4g,\"device\":\"%s\",\"precision\":\"" FLOATX_NAME "\"", roof / ms,
-                lab->device);
-        fprintf(lab->log, ",\"peak_gb_per_s\":%.6g,\"peak_tflop_per_s\":%.6g}\n", lab->copy_gb, lab->gemm_tflop);
+        fprintf(lab->log, ",\"share\":%.4g,\"device\":\"%s\",\"precision\":\"" FLOATX_NAME "\"",
+                roof / ms, lab->device);
+        fprintf(lab->log, ",\"peak_gb_per_s\":%.6g,\"peak_tflop_per_s\":%.6g}\n", lab->copy_gb,
+                lab->gemm_tflop);
     }
     char block[16] = "-", asked[16] = "-", registers[16] = "-", occupancy[16] = "-";
     if (best_block > 1) snprintf(block, sizeof block, "%u", best_block);
@@ -297,9 +328,9 @@ static inline void lab_bench(Lab *lab, const LabKernel *k, const void *problem, 
         snprintf(registers, sizeof registers, "%d", best_launch.registers);
         snprintf(occupancy, sizeof occupancy, "%.0f%%", 100.0 * best_launch.occupancy);
     }
-    printf("%-26s %2d  %-52s %5s %4s %6s %10.4f %9.2f %9s %9.1f %9.4g %6.1f%%\n", k->operation, k->number, k->name,
-           block, registers, occupancy, best, 1e-6 * must.bytes, asked, 1e-6 * must.bytes / best,
-           1e-6 * must.flops / best, 100.0 * roof / best);
+    printf("%-26s %2d  %-52s %5s %4s %6s %10.4f %9.2f %9s %9.1f %9.4g %6.1f%%\n", k->operation,
+           k->number, k->name, block, registers, occupancy, best, 1e-6 * must.bytes, asked,
+           1e-6 * must.bytes / best, 1e-6 * must.flops / best, 100.0 * roof / best);
     fflush(stdout);
 }
 
@@ -319,7 +350,8 @@ static inline int lab_finish(Lab *lab) {
 }
 
 // The main function of a program for one rank.
-static inline int lab_main(Lab *lab, int argc, char **argv, void (*checks)(void), void (*bench)(void)) {
+static inline int lab_main(Lab *lab, int argc, char **argv, void (*checks)(void),
+                           void (*bench)(void)) {
     lab_start(lab, argc, argv, NULL);
     if (lab->bench) bench();
     else checks();

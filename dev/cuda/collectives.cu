@@ -1,11 +1,13 @@
-// collectives.cu: collectives made of sends and receives, from naive to better, and the library's call, which the
-// trainers use. All are checked against sums in double. Runs with any number of ranks:
+// collectives.cu: collectives made of sends and receives, from naive to better, and the library's
+// call, which the trainers use. All are checked against sums in double. Runs with any number of
+// ranks:
 //
 //   mpirun -n 4 build/cpu-fp32/dev/cuda/collectives [--bench]
 //
-// With --bench, "must MB" are the bytes that a rank must send. With n ranks and S bytes these are (n - 1) / n S for
-// the halves of an all-reduce, twice as many for all of it, and S for a shift. They are counted here, as no kernel's
-// wrapper states them. "asks MB" are the bytes that this version sends. The time is the slowest rank's.
+// With --bench, "must MB" are the bytes that a rank must send. With n ranks and S bytes these are
+// (n - 1) / n S for the halves of an all-reduce, twice as many for all of it, and S for a shift.
+// They are counted here, as no kernel's wrapper states them. "asks MB" are the bytes that this
+// version sends. The time is the slowest rank's.
 #include "dev/cuda/bench.h"
 
 #include "llmc/trainer/job.cuh"
@@ -13,7 +15,7 @@
 static Lab lab;
 static Job job;
 
-// ---- the kernels -------------------------------------------------------------------------------------------
+// ---- the kernels -----------------------------------------------------------------------
 // n ranks; a buffer that is scattered or gathered has n parts of `count` elements.
 
 typedef struct {
@@ -36,39 +38,47 @@ static void reduce_parts(floatX *out, const floatX *parts, size_t count) {
     LAUNCH(sum_parts, CEIL_DIV(count, (size_t)256), 256, lab.stream)(out, parts, ranks(), count);
 }
 
-// Every rank sends part r of `send` to rank r, or all of it if whole, and gets n parts in rank order.
+// Every rank sends part r of `send` to rank r, or all of it if whole, and gets n parts in rank
+// order.
 static void all_to_all(floatX *recv, const floatX *send, size_t count, bool whole) {
     NCCL_CHECK(ncclGroupStart());
     for (int r = 0; r < job.size; r++) {
-        NCCL_CHECK(ncclSend(send + (whole ? 0 : (size_t)r * count), count, NCCL_FLOATX, r, job.world, lab.stream));
-        NCCL_CHECK(ncclRecv(recv + (size_t)r * count, count, NCCL_FLOATX, r, job.world, lab.stream));
+        NCCL_CHECK(ncclSend(send + (whole ? 0 : (size_t)r * count), count, NCCL_FLOATX, r,
+                            job.world, lab.stream));
+        NCCL_CHECK(
+            ncclRecv(recv + (size_t)r * count, count, NCCL_FLOATX, r, job.world, lab.stream));
     }
     NCCL_CHECK(ncclGroupEnd());
 }
 
-// Reduce-scatter: part `rank` of the sum. 1: every part goes where it is added, and is added there.
+// Reduce-scatter: part `rank` of the sum. 1: every part goes where it is added, and is added
+// there.
 static void scatter1(const Problem *p, unsigned) {
     all_to_all(p->parts, p->send, p->count, false);
     reduce_parts(p->recv, p->parts, p->count);
 }
 static void scatter2(const Problem *p, unsigned) {
-    NCCL_CHECK(ncclReduceScatter(p->send, p->recv, p->count, NCCL_FLOATX, ncclSum, job.world, lab.stream));
+    NCCL_CHECK(ncclReduceScatter(p->send, p->recv, p->count, NCCL_FLOATX, ncclSum, job.world,
+                                 lab.stream));
 }
 
-// All-gather of `count` elements. 1: everyone to everyone at once. 2: around a ring, to one neighbour at a time.
+// All-gather of `count` elements. 1: everyone to everyone at once. 2: around a ring, to one
+// neighbour at a time.
 static void gather1(const Problem *p, unsigned) {
     all_to_all(p->recv, p->send, p->count, true);
 }
 static void gather2(const Problem *p, unsigned) {
     int next = (job.rank + 1) % job.size, previous = (job.rank + job.size - 1) % job.size;
-    CUDA_CHECK(cudaMemcpyAsync(p->recv + (size_t)job.rank * p->count, p->send, p->count * sizeof(floatX),
-                               cudaMemcpyDeviceToDevice, lab.stream));
+    CUDA_CHECK(cudaMemcpyAsync(p->recv + (size_t)job.rank * p->count, p->send,
+                               p->count * sizeof(floatX), cudaMemcpyDeviceToDevice, lab.stream));
     for (int step = 0; step + 1 < job.size; step++) {
         size_t mine = (size_t)((job.rank - step + job.size) % job.size);
         size_t theirs = (size_t)((job.rank - step - 1 + job.size) % job.size);
         NCCL_CHECK(ncclGroupStart());
-        NCCL_CHECK(ncclSend(p->recv + mine * p->count, p->count, NCCL_FLOATX, next, job.world, lab.stream));
-        NCCL_CHECK(ncclRecv(p->recv + theirs * p->count, p->count, NCCL_FLOATX, previous, job.world, lab.stream));
+        NCCL_CHECK(ncclSend(p->recv + mine * p->count, p->count, NCCL_FLOATX, next, job.world,
+                            lab.stream));
+        NCCL_CHECK(ncclRecv(p->recv + theirs * p->count, p->count, NCCL_FLOATX, previous,
+                            job.world, lab.stream));
         NCCL_CHECK(ncclGroupEnd());
     }
 }
@@ -76,10 +86,11 @@ static void gather3(const Problem *p, unsigned) {
     NCCL_CHECK(ncclAllGather(p->send, p->recv, p->count, NCCL_FLOATX, job.world, lab.stream));
 }
 
-// All-reduce of n * count elements. 1: everyone sends everything to everyone and adds it all. 2: a reduce-scatter
-// and an all-gather, which send 2 / n of that.
+// All-reduce of n * count elements. 1: everyone sends everything to everyone and adds it all. 2:
+// a reduce-scatter and an all-gather, which send 2 / n of that.
 static void reduce1(const Problem *p, unsigned) {
-    for (size_t part = 0; part < ranks(); part++) {  // part by part, so that one buffer of parts is enough
+    for (size_t part = 0; part < ranks();
+         part++) {  // part by part, so that one buffer of parts is enough
         all_to_all(p->parts, p->send + part * p->count, p->count, true);
         reduce_parts(p->recv + part * p->count, p->parts, p->count);
     }
@@ -88,20 +99,24 @@ static void reduce2(const Problem *p, unsigned) {
     floatX *mine = p->recv + (size_t)job.rank * p->count;
     all_to_all(p->parts, p->send, p->count, false);
     reduce_parts(mine, p->parts, p->count);
-    CUDA_CHECK(cudaMemcpyAsync(p->parts, mine, p->count * sizeof(floatX), cudaMemcpyDeviceToDevice, lab.stream));
+    CUDA_CHECK(cudaMemcpyAsync(p->parts, mine, p->count * sizeof(floatX),
+                               cudaMemcpyDeviceToDevice, lab.stream));
     all_to_all(p->recv, p->parts, p->count, true);
 }
 static void reduce3(const Problem *p, unsigned) {
-    NCCL_CHECK(ncclAllReduce(p->send, p->recv, ranks() * p->count, NCCL_FLOATX, ncclSum, job.world, lab.stream));
+    NCCL_CHECK(ncclAllReduce(p->send, p->recv, ranks() * p->count, NCCL_FLOATX, ncclSum,
+                             job.world, lab.stream));
 }
 
-// A shift: count elements to the next rank, around. 1: even ranks send first, the odd ones receive first; then the
-// other way round. (Were all to send first, none would receive.) 2: both at once, in a group, as pipeline stages do.
+// A shift: count elements to the next rank, around. 1: even ranks send first, the odd ones
+// receive first; then the other way round. (Were all to send first, none would receive.) 2: both
+// at once, in a group, as pipeline stages do.
 static void shift(const Problem *p, bool sends, bool receives) {
     int next = (job.rank + 1) % job.size, previous = (job.rank + job.size - 1) % job.size;
     NCCL_CHECK(ncclGroupStart());
     if (sends) NCCL_CHECK(ncclSend(p->send, p->count, NCCL_FLOATX, next, job.world, lab.stream));
-    if (receives) NCCL_CHECK(ncclRecv(p->recv, p->count, NCCL_FLOATX, previous, job.world, lab.stream));
+    if (receives)
+        NCCL_CHECK(ncclRecv(p->recv, p->count, NCCL_FLOATX, previous, job.world, lab.stream));
     NCCL_CHECK(ncclGroupEnd());
 }
 static void shift1(const Problem *p, unsigned) {
@@ -128,11 +143,13 @@ static const Row ROWS[] = {
     {{"all-gather", 1, "everyone to everyone", gather1, 1}, GATHER, false},
     {{"all-gather", 2, "around a ring", gather2, 1}, GATHER, false},
     {{"all-gather", 3, "ncclAllGather (the trainers)", gather3, 1}, GATHER, false},
-    {{"send and receive", 1, "even ranks send first, odd ones receive first", shift1, 1}, SHIFT, false},
+    {{"send and receive", 1, "even ranks send first, odd ones receive first", shift1, 1},
+     SHIFT,
+     false},
     {{"send and receive", 2, "both in one group (the trainers)", shift2, 1}, SHIFT, false},
 };
 
-// ---- the checks --------------------------------------------------------------------------------------------
+// ---- the checks ------------------------------------------------------------------------
 
 // Returns the values of rank r. Every rank can compute every other rank's.
 static float *values_of(int r, size_t n) { return test_values(n, 0.0, 1.0, 100 + (uint64_t)r); }
@@ -167,7 +184,8 @@ static double row_error(const Row *row, size_t count) {
             if (row->operation == REDUCE) want[i] += (double)x[i];
             if (row->operation == SCATTER && i < count) want[i] += (double)x[mine + i];
             if (row->operation == GATHER && i < count) want[(size_t)r * count + i] = (double)x[i];
-            if (row->operation == SHIFT && i < count && (r + 1) % job.size == job.rank) want[i] = (double)x[i];
+            if (row->operation == SHIFT && i < count && (r + 1) % job.size == job.rank)
+                want[i] = (double)x[i];
         }
     }
     if (row->operation == REDUCE || row->operation == GATHER) results = total;
@@ -184,7 +202,8 @@ static void check_kernels(void) {
         for (size_t count : counts) error = fmax(error, row_error(&row, count));
         bool copies = row.operation == GATHER || row.operation == SHIFT;
         // A library may round to floatX at every one of its additions.
-        lab_check(&lab, &row.kernel, slowest(error), copies ? 0.0 : FLOATX_ROUNDING * (double)job.size + 1e-7);
+        lab_check(&lab, &row.kernel, slowest(error),
+                  copies ? 0.0 : FLOATX_ROUNDING * (double)job.size + 1e-7);
     }
 }
 
@@ -195,8 +214,11 @@ static void bench(void) {
     for (const Row &row : ROWS) {
         Operation operation = row.operation;
         KernelWork must = KernelWork();
-        must.bytes = part * (operation == SHIFT ? 1.0 : operation == REDUCE ? 2.0 * others : others);
-        lab_bench(&lab, &row.kernel, &p, must, row.everything ? part * others * (double)job.size : must.bytes);
+        must.bytes = part * (operation == SHIFT    ? 1.0
+                             : operation == REDUCE ? 2.0 * others
+                                                   : others);
+        lab_bench(&lab, &row.kernel, &p, must,
+                  row.everything ? part * others * (double)job.size : must.bytes);
     }
 }
 

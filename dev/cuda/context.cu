@@ -1,7 +1,8 @@
-// context.cu: the kernels of context parallelism, llmc/kernels/context.cuh: attention of a pair of ranks, forward and
-// backward, the merge of partial outputs, and the orders of Ulysses' all-to-all. Checked against plain loops in double,
-// which know positions and masks but neither pairs nor halves. Steps of a ring: 1 own keys, causal; 2 all queries by
-// the first half of the keys; 3 the last half of the queries by all keys.
+// context.cu: the kernels of context parallelism, llmc/kernels/context.cuh: attention of a pair
+// of ranks, forward and backward, the merge of partial outputs, and the orders of Ulysses'
+// all-to-all. Checked against plain loops in double, which know positions and masks but neither
+// pairs nor halves. Steps of a ring: 1 own keys, causal; 2 all queries by the first half of the
+// keys; 3 the last half of the queries by all keys.
 #include "dev/cuda/bench.h"
 
 #include "llmc/kernels/context.cuh"
@@ -31,7 +32,8 @@ static void forward(const Rank *r, unsigned) {
     attention_pair_forward(r->ring, r->lse, r->qkv, r->step, lab.stream, r->s.drop);
 }
 static void backward(const Rank *r, unsigned) {
-    attention_pair_backward(r->ring, r->dot, r->dout, r->out, r->lse, r->qkv, r->step, lab.stream, r->s.drop);
+    attention_pair_backward(r->ring, r->dot, r->dout, r->out, r->lse, r->qkv, r->step, lab.stream,
+                            r->s.drop);
 }
 static void merge(const Rank *r, unsigned) {
     attention_merge(r->ring, r->lse, r->step, lab.stream);
@@ -40,7 +42,8 @@ static void cut(const Rank *r, unsigned) {
     heads_cut(r->joined, r->out, r->s.B * r->s.T / r->s.c, 1, r->s.A, r->s.c, lab.stream);
 }
 static void join(const Rank *r, unsigned) {
-    tokens_join(r->joined, r->out, r->s.B, r->s.T, r->s.A / r->s.c, r->s.c, r->s.zigzag, lab.stream);
+    tokens_join(r->joined, r->out, r->s.B, r->s.T, r->s.A / r->s.c, r->s.c, r->s.zigzag,
+                lab.stream);
 }
 
 enum { FORWARD, BACKWARD = FORWARD + 3, MERGE = BACKWARD + 3, HEADS, TOKENS, KERNELS };
@@ -57,17 +60,22 @@ static const LabKernel CONTEXT[KERNELS] = {
 };
 
 // The number of a step's kernel: own keys, half the keys (contiguous: all), half the queries.
-static int step_kind(const RingStep &step) { return step.step == 0 ? 0 : step.pair.Tq == step.T ? 1 : 2; }
+static int step_kind(const RingStep &step) {
+    return step.step == 0 ? 0 : step.pair.Tq == step.T ? 1 : 2;
+}
 
 static Rank rank_make(const Shape &s, size_t rank) {
     Context part = {s.T, s.c, rank, true, s.zigzag};
     size_t T = s.T / s.c, n = s.B * T * s.A;
     Rank r = Rank();
     r.s = s, r.step = ring_step(part, 0, s.B, T, s.A, s.NH);
-    for (int i = 0; i < 2; i++) r.ring.kv[i] = test_floatX(2 * n), r.ring.dkv[i] = test_floats(2 * n);
-    r.ring.sum = test_floats(n), r.ring.part = test_floats(n), r.ring.part_lse = test_floats(s.B * s.NH * T);
+    for (int i = 0; i < 2; i++)
+        r.ring.kv[i] = test_floatX(2 * n), r.ring.dkv[i] = test_floats(2 * n);
+    r.ring.sum = test_floats(n), r.ring.part = test_floats(n),
+    r.ring.part_lse = test_floats(s.B * s.NH * T);
     r.ring.part_dkv = test_floats(2 * n);
-    r.qkv = test_floatX(3 * n), r.dout = test_floatX(n), r.out = test_floatX(n), r.joined = test_floatX(n);
+    r.qkv = test_floatX(3 * n), r.dout = test_floatX(n), r.out = test_floatX(n),
+    r.joined = test_floatX(n);
     r.lse = test_floats(s.B * s.NH * T), r.dot = test_floats(s.B * s.NH * T);
     return r;
 }
@@ -78,7 +86,8 @@ static void rank_step(Rank *ranks, size_t rank, size_t step) {
     Context part = {r->s.T, r->s.c, rank, true, r->s.zigzag};
     size_t T = r->s.T / r->s.c, A = r->s.A;
     r->step = ring_step(part, step, r->s.B, T, A, r->s.NH);
-    columns_move<false>(r->ring.kv[step % 2], 2 * A, owner->qkv + A, 3 * A, r->s.B, T, 0, T, 2 * A, lab.stream);
+    columns_move<false>(r->ring.kv[step % 2], 2 * A, owner->qkv + A, 3 * A, r->s.B, T, 0, T,
+                        2 * A, lab.stream);
 }
 
 // Returns rows of the whole [B,T,width] that the rank has, in its order.
@@ -101,14 +110,16 @@ static floatX *to_rank(floatX *device, const double *rows, size_t n) {
     return device;
 }
 
-// Plain attention of a step's queries by the keys of its owner that they may see, without knowing which halves these
-// are: out[B,T/c,A] and lse[B,NH,T/c]; rows that see none are left at 0, and at minus infinity.
+// Plain attention of a step's queries by the keys of its owner that they may see, without knowing
+// which halves these are: out[B,T/c,A] and lse[B,NH,T/c]; rows that see none are left at 0, and
+// at minus infinity.
 static void plain_pair(double *out, double *lse, const Rank *r, const double *qkv) {
     const Shape &s = r->s;
     size_t T = s.T / s.c, HS = s.A / s.NH;
     double scale = 1.0 / sqrt((double)HS), *p = test_doubles(T);
     for (size_t i = 0; i < s.B * s.NH * T; i++) {
-        size_t b = i / T / s.NH, h = i / T % s.NH, q = tokens_position(r->step.mine, i % T), seen = 0;
+        size_t b = i / T / s.NH, h = i / T % s.NH, q = tokens_position(r->step.mine, i % T),
+               seen = 0;
         const double *query = qkv + (b * s.T + q) * 3 * s.A + h * HS;
         double *y = out + (b * T + i % T) * s.A + h * HS, largest = -INFINITY, sum = 0;
         for (size_t j = 0; j < T; j++) {
@@ -125,7 +136,8 @@ static void plain_pair(double *out, double *lse, const Rank *r, const double *qk
         for (size_t j = 0; j < T && seen; j++) {
             size_t k = tokens_position(r->step.others, j);
             const double *value = qkv + (b * s.T + k) * 3 * s.A + 2 * s.A + h * HS;
-            double factor = k > q ? 0 : p[j] / sum * reference_attention_factor(&s.drop, b, h, q, k, s.T);
+            double factor =
+                k > q ? 0 : p[j] / sum * reference_attention_factor(&s.drop, b, h, q, k, s.T);
             for (size_t x = 0; x < HS; x++) y[x] += factor * value[x];
         }
     }
@@ -133,7 +145,8 @@ static void plain_pair(double *out, double *lse, const Rank *r, const double *qk
 
 // The largest error of the rows of a step's queries, of [B,T/c,width] on the device.
 static double error_of(const Rank *r, const float *device, const double *want, size_t width) {
-    size_t T = r->s.T / r->s.c, first = r->step.pair.q, count = r->step.pair.Tq, n = 0, mark = test_count;
+    size_t T = r->s.T / r->s.c, first = r->step.pair.q, count = r->step.pair.Tq, n = 0,
+           mark = test_count;
     float *got = to_host(device, r->s.B * T * width, lab.stream);
     double *rows = test_doubles(r->s.B * count * width);
     for (size_t i = 0; i < r->s.B * count * width; i++, n++) {
@@ -149,7 +162,8 @@ static double error_of(const Rank *r, const float *device, const double *want, s
 static void check_ring(Shape s, double errors[KERNELS]) {
     size_t mark = test_count, T = s.T / s.c, n = s.B * s.T * s.A;
     const float *values = test_values(3 * n, 0, 1.5, 7), *gradients = test_values(n, 0, 1, 8);
-    double *qkv = widened(values, 3 * n), *dout = widened(gradients, n), *dqkv = test_doubles(3 * n);
+    double *qkv = widened(values, 3 * n), *dout = widened(gradients, n),
+           *dqkv = test_doubles(3 * n);
     double *out = test_doubles(n), *att = test_doubles(s.B * s.NH * s.T * s.T), worst[3] = {0};
     reference_attention_forward(out, att, qkv, s.B, s.T, s.A, s.NH, s.drop);
     reference_attention_backward(dqkv, dout, qkv, att, s.B, s.T, s.A, s.NH, s.drop);
@@ -168,7 +182,8 @@ static void check_ring(Shape s, double errors[KERNELS]) {
             rank_step(ranks, i, step);
             plain_pair(part, lse, r, qkv);
             forward(r, 0);
-            double error = r->step.pair.Tq ? error_of(r, step ? r->ring.part : r->ring.sum, part, s.A) : 0;
+            double error =
+                r->step.pair.Tq ? error_of(r, step ? r->ring.part : r->ring.sum, part, s.A) : 0;
             int kind = FORWARD + step_kind(r->step);
             errors[kind] = fmax(errors[kind], error), worst[0] = fmax(worst[0], error);
             merge(r, 0);
@@ -203,25 +218,31 @@ static void check_ring(Shape s, double errors[KERNELS]) {
     }
     for (int kind = 0; kind < (s.zigzag && s.c > 1 ? 3 : 1); kind++)
         errors[BACKWARD + kind] = fmax(errors[BACKWARD + kind], worst[2]);
-    double bound = sizeof(floatX) == 4 ? 3e-6 : 2.5e-2, bound_grad = sizeof(floatX) == 4 ? 1e-5 : 5e-2;
+    double bound = sizeof(floatX) == 4 ? 3e-6 : 2.5e-2,
+           bound_grad = sizeof(floatX) == 4 ? 1e-5 : 5e-2;
     check(&lab.checks, worst[0] <= bound && worst[1] <= bound && worst[2] <= bound_grad,
-          "c %zu, %s, B %zu T %zu NH %zu HS %zu%s: pairs %.1e, merged %.1e (bound %.1e), gradients %.1e (%.1e)", s.c,
-          s.zigzag ? "zigzag" : "contiguous", s.B, s.T, s.NH, s.A / s.NH, s.drop.threshold ? ", dropout" : "", worst[0],
-          worst[1], bound, worst[2], bound_grad);
+          "c %zu, %s, B %zu T %zu NH %zu HS %zu%s: pairs %.1e, merged %.1e (bound %.1e), "
+          "gradients %.1e (%.1e)",
+          s.c, s.zigzag ? "zigzag" : "contiguous", s.B, s.T, s.NH, s.A / s.NH,
+          s.drop.threshold ? ", dropout" : "", worst[0], worst[1], bound, worst[2], bound_grad);
     test_release(mark);
 }
 
-// Ulysses' four orders: what leaves c ranks, exchanged, is every token in order, with 1/c of the heads; and back again.
-static void check_ulysses(size_t c, bool zigzag, size_t B, size_t T, size_t parts, size_t A, double errors[KERNELS]) {
+// Ulysses' four orders: what leaves c ranks, exchanged, is every token in order, with 1/c of the
+// heads; and back again.
+static void check_ulysses(size_t c, bool zigzag, size_t B, size_t T, size_t parts, size_t A,
+                          double errors[KERNELS]) {
     size_t mark = test_count, held = T / c, n = B * held * parts * A, piece = n / c;
     float *whole = test_values(n * c, 0, 1, 9);  // [B,T,parts,A]
-    floatX *leaving[MAX_RANKS], *local[MAX_RANKS], *arriving = test_floatX(n), *joined = test_floatX(n);
+    floatX *leaving[MAX_RANKS], *local[MAX_RANKS], *arriving = test_floatX(n),
+                                                   *joined = test_floatX(n);
     size_t wrong[2] = {0};
     for (size_t i = 0; i < c; i++) {
         float *rows = (float *)test_memory(n * sizeof(float));
         Tokens tokens = tokens_of(T, c, i, zigzag);
         for (size_t j = 0; j < B * held; j++)
-            memcpy(rows + j * parts * A, whole + (j / held * T + tokens_position(tokens, j % held)) * parts * A,
+            memcpy(rows + j * parts * A,
+                   whole + (j / held * T + tokens_position(tokens, j % held)) * parts * A,
                    parts * A * sizeof(float));
         local[i] = to_device_floatX(rows, n), leaving[i] = test_floatX(n);
         heads_cut(leaving[i], local[i], B * held, parts, A, c, lab.stream);
@@ -229,8 +250,9 @@ static void check_ulysses(size_t c, bool zigzag, size_t B, size_t T, size_t part
     floatX *back = test_floatX(n * c);  // [to][from][piece]
     for (size_t to = 0; to < c; to++) {
         for (size_t from = 0; from < c; from++)
-            CUDA_CHECK(cudaMemcpyAsync(arriving + from * piece, leaving[from] + to * piece, piece * sizeof(floatX),
-                                       cudaMemcpyDeviceToDevice, lab.stream));
+            CUDA_CHECK(cudaMemcpyAsync(arriving + from * piece, leaving[from] + to * piece,
+                                       piece * sizeof(floatX), cudaMemcpyDeviceToDevice,
+                                       lab.stream));
         tokens_join(joined, arriving, B, T, parts * A / c, c, zigzag, lab.stream);
         float *got = to_host_floatX(joined, n, lab.stream);
         for (size_t j = 0; j < n; j++) {
@@ -239,12 +261,14 @@ static void check_ulysses(size_t c, bool zigzag, size_t B, size_t T, size_t part
         }
         tokens_cut(arriving, joined, B, T, parts * A / c, c, zigzag, lab.stream);
         for (size_t from = 0; from < c; from++)
-            CUDA_CHECK(cudaMemcpyAsync(back + (from * c + to) * piece, arriving + from * piece, piece * sizeof(floatX),
-                                       cudaMemcpyDeviceToDevice, lab.stream));
+            CUDA_CHECK(cudaMemcpyAsync(back + (from * c + to) * piece, arriving + from * piece,
+                                       piece * sizeof(floatX), cudaMemcpyDeviceToDevice,
+                                       lab.stream));
     }
     for (size_t i = 0; i < c; i++) {
         heads_join(joined, back + i * n, B * held, parts, A, c, lab.stream);
-        float *got = to_host_floatX(joined, n, lab.stream), *want = to_host_floatX(local[i], n, lab.stream);
+        float *got = to_host_floatX(joined, n, lab.stream),
+              *want = to_host_floatX(local[i], n, lab.stream);
         for (size_t j = 0; j < n; j++) wrong[1] += got[j] != want[j];
     }
     errors[HEADS] += (double)wrong[1], errors[TOKENS] += (double)wrong[0];
@@ -277,12 +301,14 @@ static void checks(void) {
     }
 }
 
-// One of two ranks with a layer of GPT-2 124M, zigzag. Rank 0 meets keys of a later rank, rank 1 of an earlier one.
+// One of two ranks with a layer of GPT-2 124M, zigzag. Rank 0 meets keys of a later rank, rank 1
+// of an earlier one.
 static void bench(void) {
     Shape s = {2, 1, lab.cpu ? (size_t)256 : 8192, 768, 12, true, Dropout()};
     Rank ranks[2] = {rank_make(s, 0), rank_make(s, 1)};
     size_t n = s.B * s.T / s.c * s.A;
-    for (Rank &r : ranks) r.qkv = lab_fill(&lab, 3 * n), r.dout = lab_fill(&lab, n), r.out = lab_fill(&lab, n);
+    for (Rank &r : ranks)
+        r.qkv = lab_fill(&lab, 3 * n), r.dout = lab_fill(&lab, n), r.out = lab_fill(&lab, n);
     for (int i = 0; i < KERNELS; i++) {
         bool pair = i < MERGE;
         size_t rank = pair && (i - FORWARD) % 3 == 1, step = pair ? (i - FORWARD) % 3 != 0 : 1;

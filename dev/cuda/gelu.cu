@@ -1,5 +1,5 @@
-// gelu.cu: the activation, forward and backward: kernels from naive to llmc/kernels/gelu.cuh's, checked against
-// llmc/reference_layers.h.
+// gelu.cu: the activation, forward and backward: kernels from naive to llmc/kernels/gelu.cuh's,
+// checked against llmc/reference_layers.h.
 #include "dev/cuda/bench.h"
 
 #include "llmc/kernels/gelu.cuh"
@@ -7,7 +7,7 @@
 
 static Lab lab;
 
-// ---- the kernels -------------------------------------------------------------------------------------------
+// ---- the kernels -----------------------------------------------------------------------
 
 typedef struct {
     floatX *out;              // [n]; also the gradient of inp
@@ -21,14 +21,16 @@ __global__ void gelu_forward_tanh(floatX *out, const floatX *inp, size_t n) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
     float x = to_float(inp[i]);
-    out[i] = from_float<floatX>(0.5f * x * (1.0f + tanhf(0.797884561f * (x + 0.044715f * x * x * x))));
+    out[i] =
+        from_float<floatX>(0.5f * x * (1.0f + tanhf(0.797884561f * (x + 0.044715f * x * x * x))));
 }
 
 __global__ void gelu_backward_tanh(floatX *dinp, const floatX *dout, const floatX *inp, size_t n) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
     float x = to_float(inp[i]), t = tanhf(0.797884561f * (x + 0.044715f * x * x * x));
-    float slope = 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * 0.797884561f * (1.0f + 0.134145f * x * x);
+    float slope = 0.5f * (1.0f + t) +
+                  0.5f * x * (1.0f - t * t) * 0.797884561f * (1.0f + 0.134145f * x * x);
     dinp[i] = from_float<floatX>(to_float(dout[i]) * slope);
 }
 
@@ -38,28 +40,34 @@ __global__ void gelu_forward_element(floatX *out, const floatX *inp, size_t n) {
     if (i < n) out[i] = from_float<floatX>(gelu(to_float(inp[i])));
 }
 
-__global__ void gelu_backward_element(floatX *dinp, const floatX *dout, const floatX *inp, size_t n) {
+__global__ void gelu_backward_element(floatX *dinp, const floatX *dout, const floatX *inp,
+                                      size_t n) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) dinp[i] = from_float<floatX>(to_float(dout[i]) * gelu_gradient(to_float(inp[i])));
 }
 
 static void forward1(const Problem *p, unsigned block) {
-    LAUNCH(gelu_forward_tanh, CEIL_DIV(p->n, (size_t)block), block, lab.stream)(p->out, p->inp, p->n);
+    LAUNCH(gelu_forward_tanh, CEIL_DIV(p->n, (size_t)block), block, lab.stream)
+    (p->out, p->inp, p->n);
 }
 static void forward2(const Problem *p, unsigned block) {
-    LAUNCH(gelu_forward_element, CEIL_DIV(p->n, (size_t)block), block, lab.stream)(p->out, p->inp, p->n);
+    LAUNCH(gelu_forward_element, CEIL_DIV(p->n, (size_t)block), block, lab.stream)
+    (p->out, p->inp, p->n);
 }
 static void forward3(const Problem *p, unsigned) {
     gelu_forward(p->out, p->inp, p->n, lab.stream);
 }
 static void backward1(const Problem *p, unsigned block) {
-    LAUNCH(gelu_backward_tanh, CEIL_DIV(p->n, (size_t)block), block, lab.stream)(p->out, p->dout, p->inp, p->n);
+    LAUNCH(gelu_backward_tanh, CEIL_DIV(p->n, (size_t)block), block, lab.stream)
+    (p->out, p->dout, p->inp, p->n);
 }
 static void backward2(const Problem *p, unsigned block) {
-    LAUNCH(gelu_backward_element, CEIL_DIV(p->n, (size_t)block), block, lab.stream)(p->out, p->dout, p->inp, p->n);
+    LAUNCH(gelu_backward_element, CEIL_DIV(p->n, (size_t)block), block, lab.stream)
+    (p->out, p->dout, p->inp, p->n);
 }
 static void backward3(const Problem *p, unsigned) {
-    gelu_backward(p->out, p->dbias, p->scratch, p->dout, p->inp, p->n / p->F, p->F, false, lab.stream);
+    gelu_backward(p->out, p->dbias, p->scratch, p->dout, p->inp, p->n / p->F, p->F, false,
+                  lab.stream);
 }
 
 static const LabKernel FORWARD[] = {
@@ -70,12 +78,14 @@ static const LabKernel FORWARD[] = {
 static const LabKernel BACKWARD[] = {
     {"gelu backward", 1, "an element a thread, tanh as written", backward1, 0},
     {"gelu backward", 2, "one exponential instead of tanh", backward2, 0},
-    {"gelu backward", 3, "128-bit loads, and the sums of columns for the bias (llmc)", backward3, BIAS_THREADS},
+    {"gelu backward", 3, "128-bit loads, and the sums of columns for the bias (llmc)", backward3,
+     BIAS_THREADS},
 };
 
-// ---- the checks --------------------------------------------------------------------------------------------
+// ---- the checks ------------------------------------------------------------------------
 
-// The exponential is exp to `bound` in relative error from e^-80, below which it is 0, to overflow.
+// The exponential is exp to `bound` in relative error from e^-80, below which it is 0, to
+// overflow.
 __global__ void exponential_kernel(float *x, size_t n) {
     for (size_t i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x)
         x[i] = exponential(x[i]);
@@ -98,9 +108,11 @@ static void check_exponential(void) {
         if (isnan(x[i])) ok = ok && isnan(got[i]);
         else if (want > FLT_MAX) ok = ok && isinf(got[i]);
         else if (x[i] < -80.0f) ok = ok && got[i] == 0.0f;
-        else if (x[i] < 88.3f || !isinf(got[i])) worst = fmax(worst, fabs((double)got[i] - want) / want);
+        else if (x[i] < 88.3f || !isinf(got[i]))
+            worst = fmax(worst, fabs((double)got[i] - want) / want);
     }
-    check(&lab.checks, ok && got[0] == 1.0f && got[1] == 1.0f, "exponential: 0, infinities, NaN, small results");
+    check(&lab.checks, ok && got[0] == 1.0f && got[1] == 1.0f,
+          "exponential: 0, infinities, NaN, small results");
     check(&lab.checks, worst < 2.5e-7, "exponential: relative error %.2e <= 2.5e-7", worst);
 }
 
@@ -130,7 +142,8 @@ static void check_extremes(void) {
     const float x[] = {1e30f, -1e30f, 50.0f, -50.0f, 12.0f, -12.0f, 0.0f, NAN, 3e38f, -3e38f};
     const float ones[] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
     const size_t n = sizeof x / sizeof *x;
-    floatX *inp = to_device_floatX(x, n), *out = to_device_floatX(ones, n), *d = to_device_floatX(ones, n);
+    floatX *inp = to_device_floatX(x, n), *out = to_device_floatX(ones, n),
+           *d = to_device_floatX(ones, n);
     gelu_forward(out, inp, n, lab.stream);
     gelu_backward(d, test_floats(n), test_floats(n), d, inp, 1, n, false, lab.stream);
     float *y = to_host_floatX(out, n, lab.stream), *dx = to_host_floatX(d, n, lab.stream);
@@ -175,13 +188,16 @@ static void check_kernels(void) {
         double *y = test_doubles(n), *dx = test_doubles(n);
         reference_gelu_forward(y, widened(x, n), n);
         reference_gelu_backward(dx, widened(d, n), widened(x, n), n);
-        Problem p = {test_floatX(n), to_device_floatX(x, n), to_device_floatX(d, n), n, n, test_floats(n),
-                     test_floats(n)};
-        lab_errors(forward, FORWARD, &p, [&] { return test_error_floatX(p.out, y, n, lab.stream); });
-        lab_errors(backward, BACKWARD, &p, [&] { return test_error_floatX(p.out, dx, n, lab.stream); });
+        Problem p = {test_floatX(n), to_device_floatX(x, n), to_device_floatX(d, n), n, n,
+                     test_floats(n), test_floats(n)};
+        lab_errors(forward, FORWARD, &p,
+                   [&] { return test_error_floatX(p.out, y, n, lab.stream); });
+        lab_errors(backward, BACKWARD, &p,
+                   [&] { return test_error_floatX(p.out, dx, n, lab.stream); });
         test_release(mark);
     }
-    for (size_t k = 0; k < LAB_COUNT(FORWARD); k++) lab_check(&lab, &FORWARD[k], forward[k], FLOATX_ROUNDING + 4e-7);
+    for (size_t k = 0; k < LAB_COUNT(FORWARD); k++)
+        lab_check(&lab, &FORWARD[k], forward[k], FLOATX_ROUNDING + 4e-7);
     // 1 - tanh^2, as the naive kernel has it, cancels where tanh is near 1.
     for (size_t k = 0; k < LAB_COUNT(BACKWARD); k++)
         lab_check(&lab, &BACKWARD[k], backward[k], FLOATX_ROUNDING + (k == 0 ? 4e-6 : 4e-7));
@@ -191,13 +207,15 @@ static void checks(void) {
     check_kernels();
     check_exponential();
     check_extremes();
-    check_bias(1, 1), check_bias(17, 24), check_bias(300, 129), check_bias(5000, 16), check_bias(33, 3072);
+    check_bias(1, 1), check_bias(17, 24), check_bias(300, 129), check_bias(5000, 16),
+        check_bias(33, 3072);
     const size_t sizes[] = {1, 3, 4, 7, 8, 255, 1000, 4095, 4096, 4097, 20011};
     bool ok = true;
     double worst = 0.0;
     for (size_t n : sizes)
         for (bool in_place : {false, true}) ok &= check_size(n, in_place, &worst);
-    check(&lab.checks, ok, "forward and backward, ragged sizes, in place (" FLOATX_NAME "): error %.2e", worst);
+    check(&lab.checks, ok,
+          "forward and backward, ragged sizes, in place (" FLOATX_NAME "): error %.2e", worst);
 }
 
 // The activations of an MLP with C = 768.
@@ -206,7 +224,8 @@ static void bench(void) {
     Problem p = {test_floatX(n), lab_fill(&lab, n), lab_fill(&lab, n), n, 3072, test_floats(3072),
                  test_floats(bias_backward_scratch(n / 3072, 3072))};
     double bytes = (double)(n * sizeof(floatX));
-    KernelWork forward = lab_stated(&lab, LAB_LAST(FORWARD), &p), backward = lab_stated(&lab, LAB_LAST(BACKWARD), &p);
+    KernelWork forward = lab_stated(&lab, LAB_LAST(FORWARD), &p),
+               backward = lab_stated(&lab, LAB_LAST(BACKWARD), &p);
     for (const LabKernel &k : FORWARD) lab_bench(&lab, &k, &p, forward, 2.0 * bytes);
     for (const LabKernel &k : BACKWARD) lab_bench(&lab, &k, &p, backward, 3.0 * bytes);
 }

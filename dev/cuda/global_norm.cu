@@ -1,12 +1,12 @@
-// global_norm.cu: the squared norm of every gradient tensor: kernels from naive to llmc/kernels/global_norm.cuh's,
-// checked against plain loops in double.
+// global_norm.cu: the squared norm of every gradient tensor: kernels from naive to
+// llmc/kernels/global_norm.cuh's, checked against plain loops in double.
 #include "dev/cuda/bench.h"
 
 #include "llmc/kernels/global_norm.cuh"
 
 static Lab lab;
 
-// ---- the kernels -------------------------------------------------------------------------------------------
+// ---- the kernels -----------------------------------------------------------------------
 
 typedef struct {
     double *out, *scratch;    // [count], global_norm_scratch
@@ -29,7 +29,8 @@ static void norm1(const Problem *p, unsigned block) {
     LAUNCH(norm_block_a_tensor, p->count, block, lab.stream)(p->out, p->grads, p->ranges);
 }
 static void norm2(const Problem *p, unsigned) {
-    global_norm_squared(p->out, p->scratch, p->grads, p->ranges, p->count, p->max_size, p->total, lab.stream);
+    global_norm_squared(p->out, p->scratch, p->grads, p->ranges, p->count, p->max_size, p->total,
+                        lab.stream);
 }
 
 static const LabKernel NORM[] = {
@@ -37,7 +38,7 @@ static const LabKernel NORM[] = {
     {"global norm", 2, "a warp a chunk of a tensor, then their sum (llmc)", norm2, ROW_THREADS},
 };
 
-// ---- the checks --------------------------------------------------------------------------------------------
+// ---- the checks ------------------------------------------------------------------------
 
 enum { RANGES = 12, EXTRA = 17 };
 
@@ -46,7 +47,8 @@ static size_t size_of(const Piece *p) { return p->hi - p->lo; }
 
 static Problem make_problem(const float *grads, const Piece *ranges, size_t count) {
     Problem p = {test_array<double>(count), NULL, grads, to_device(ranges, count), count, 0, 0};
-    for (size_t i = 0; i < count; i++) p.max_size = size_of(&ranges[i]) > p.max_size ? size_of(&ranges[i]) : p.max_size;
+    for (size_t i = 0; i < count; i++)
+        p.max_size = size_of(&ranges[i]) > p.max_size ? size_of(&ranges[i]) : p.max_size;
     for (size_t i = 0; i < count; i++) p.total += size_of(&ranges[i]);
     p.scratch = test_array<double>(global_norm_scratch(count, p.max_size));
     return p;
@@ -71,21 +73,25 @@ static double norm_error(const double *got, const double *want, size_t count) {
 static void check_norms(const float *g, size_t total, const Piece *ranges, const double *want) {
     float *d_g = to_device(g, total);
     double *got = norms(d_g, ranges, RANGES), error = norm_error(got, want, RANGES);
-    check(&lab.checks, error < 1e-12 && got[0] == 0.0, "%d threads a chunk: error %.2e", ROW_LANES, error);
+    check(&lab.checks, error < 1e-12 && got[0] == 0.0, "%d threads a chunk: error %.2e",
+          ROW_LANES, error);
     bool ok = true;  // at another place, aligned or not, and alone: the same bits
     for (size_t shift = 1; shift < EXTRA; shift += 3) {
         size_t size = size_of(&ranges[9]);
         Piece one = piece(shift, size);
         float *d_one = test_floats(size + shift);
-        CUDA_CHECK(cudaMemcpy(d_one + shift, g + ranges[9].lo, size * sizeof(float), cudaMemcpyHostToDevice));
+        CUDA_CHECK(cudaMemcpy(d_one + shift, g + ranges[9].lo, size * sizeof(float),
+                              cudaMemcpyHostToDevice));
         ok = ok && *norms(d_one, &one, 1) == got[9];
     }
     check(&lab.checks, ok, "the order depends on the size alone");
     const float broken[] = {NAN, INFINITY};
-    CUDA_CHECK(cudaMemcpy(d_g + ranges[7].lo + 39999, &broken[0], sizeof(float), cudaMemcpyHostToDevice));
+    CUDA_CHECK(cudaMemcpy(d_g + ranges[7].lo + 39999, &broken[0], sizeof(float),
+                          cudaMemcpyHostToDevice));
     CUDA_CHECK(cudaMemcpy(d_g + ranges[3].lo, &broken[1], sizeof(float), cudaMemcpyHostToDevice));
     double *bad = norms(d_g, ranges, RANGES);
-    for (int i = 0; i < RANGES; i++) ok = ok && (i == 7 ? isnan(bad[i]) : i == 3 ? isinf(bad[i]) : bad[i] == got[i]);
+    for (int i = 0; i < RANGES; i++)
+        ok = ok && (i == 7 ? isnan(bad[i]) : i == 3 ? isinf(bad[i]) : bad[i] == got[i]);
     check(&lab.checks, ok, "a NaN stays in its tensor");
 }
 
@@ -99,7 +105,8 @@ static void checks(void) {
     }
     float *g = (float *)test_memory(total * sizeof(float));
     uint64_t seed = 3;
-    for (size_t i = 0; i < total; i++) g[i] = (float)(test_random(&seed) * pow(10.0, 20.0 * test_random(&seed)));
+    for (size_t i = 0; i < total; i++)
+        g[i] = (float)(test_random(&seed) * pow(10.0, 20.0 * test_random(&seed)));
     double want[RANGES] = {0.0};
     for (int i = 0; i < RANGES; i++) {
         for (size_t j = 0; j < sizes[i]; j++) {
@@ -118,7 +125,8 @@ static void checks(void) {
     for (size_t i = 0; i < many; i++) single[i] = piece(i % total, 1);
     double *squares = norms(to_device(g, total), single, many);
     bool each = true;
-    for (size_t i = 0; i < many; i++) each = each && squares[i] == (double)g[i % total] * (double)g[i % total];
+    for (size_t i = 0; i < many; i++)
+        each = each && squares[i] == (double)g[i % total] * (double)g[i % total];
     check(&lab.checks, each, "65545 pieces");
     // chunk counts never exceed those of a larger range: scratch is sized by the largest
     bool ok = true;

@@ -1,4 +1,5 @@
-// kernel_test.h: shared by the checks of the element and row kernels: test data, device buffers, errors.
+// kernel_test.h: shared by the checks of the element and row kernels: test data, device buffers,
+// errors.
 #ifndef LLMC_KERNEL_TEST_H
 #define LLMC_KERNEL_TEST_H
 
@@ -11,8 +12,8 @@
 // Largest relative error of one rounding to floatX, for bounds.
 static const double FLOATX_ROUNDING = sizeof(floatX) == 4 ? 6.0e-8 : 4.0e-3;
 
-// The buffers of a check. The functions below allocate them on the host or the device. A check frees its buffers
-// together: mark = the count at the beginning, test_release(mark) at the end.
+// The buffers of a check. The functions below allocate them on the host or the device. A check
+// frees its buffers together: mark = the count at the beginning, test_release(mark) at the end.
 static struct {
     void *p;
     bool on_device;
@@ -101,9 +102,11 @@ static inline float *to_host_floatX(const floatX *device, size_t n, cudaStream_t
     return x;
 }
 
-// Largest |got - want| / (|want| + the root mean square of want); infinite if got has a NaN. `terms` is the size of the
-// numbers whose sum an element is: it counts where all of want is 0, which they cancel to, up to their rounding.
-static inline double test_error_beside(const float *got, const double *want, size_t n, double terms) {
+// Largest |got - want| / (|want| + the root mean square of want); infinite if got has a NaN.
+// `terms` is the size of the numbers whose sum an element is: it counts where all of want is 0,
+// which they cancel to, up to their rounding.
+static inline double test_error_beside(const float *got, const double *want, size_t n,
+                                       double terms) {
     double square = 0.0, worst = 0.0;
     for (size_t i = 0; i < n; i++) square += want[i] * want[i];
     double rms = square > 0.0 ? sqrt(square / (double)n) : terms;
@@ -118,13 +121,15 @@ static inline double test_error(const float *got, const double *want, size_t n) 
 }
 
 // The same for an array on the device.
-static inline double test_error_floatX(const floatX *device, const double *want, size_t n, cudaStream_t stream) {
+static inline double test_error_floatX(const floatX *device, const double *want, size_t n,
+                                       cudaStream_t stream) {
     size_t mark = test_count;
     double error = test_error(to_host_floatX(device, n, stream), want, n);
     test_release(mark);
     return error;
 }
-static inline double test_error_float(const float *device, const double *want, size_t n, cudaStream_t stream) {
+static inline double test_error_float(const float *device, const double *want, size_t n,
+                                      cudaStream_t stream) {
     size_t mark = test_count;
     double error = test_error(to_host(device, n, stream), want, n);
     test_release(mark);

@@ -1,14 +1,15 @@
-// kernel_times.cuh: times every LAUNCH and every matrix product of a program between two CUDA events, and prints a row
-// for each: calls, ms, share, GB/s, TFLOP/s, and the share of the roof. `make PROFILE=1` puts this header before the
-// program, which stays as it is:
+// kernel_times.cuh: times every LAUNCH and every matrix product of a program between two CUDA
+// events, and prints a row for each: calls, ms, share, GB/s, TFLOP/s, and the share of the roof.
+// `make PROFILE=1` puts this header before the program, which stays as it is:
 //
 //   make DEVICE=cuda PROFILE=1 build/cuda-bf16-profile/train_gpt
 //   build/cuda-bf16-profile/train_gpt --model d12 ... --steps 10 --trace trace.json
 //
-// The rows come when the trace ends. Bytes and FLOPs are those that the wrappers of llmc/ state (work.cuh). The roof is
-// the nearer of two: the bytes at the memory's bandwidth, and the FLOPs at the device's peak where it is known.
-// Launches of one kernel with the same work count with their median, because the first ones also wait for code to be
-// loaded. On the stand-ins events tell this CPU's time, or with --virtual-time the clock's.
+// The rows come when the trace ends. Bytes and FLOPs are those that the wrappers of llmc/ state
+// (work.cuh). The roof is the nearer of two: the bytes at the memory's bandwidth, and the FLOPs
+// at the device's peak where it is known. Launches of one kernel with the same work count with
+// their median, because the first ones also wait for code to be loaded. On the stand-ins events
+// tell this CPU's time, or with --virtual-time the clock's.
 #ifndef LLMC_KERNEL_TIMES_CUH
 #define LLMC_KERNEL_TIMES_CUH
 
@@ -60,7 +61,9 @@ struct KernelTimer {
         CUDA_CHECK(cudaEventRecord(k->begin, stream));
     }
     ~KernelTimer() {
-        if (on) CUDA_CHECK(cudaEventRecord(kernel_times()->list[kernel_times()->count++].end, stream));
+        if (on)
+            CUDA_CHECK(
+                cudaEventRecord(kernel_times()->list[kernel_times()->count++].end, stream));
     }
 };
 
@@ -101,7 +104,8 @@ static inline void kernel_roof(double *bytes, double *flops) {
     *flops = device_peak_flops(prop.name, sizeof(floatX) == 2);
 #ifdef CPU_CLOCK
     const Cluster *c = &cpu_clock().cluster;
-    if (cpu_clock().on) *bytes = c->hbm_bandwidth, *flops = sizeof(floatX) == 2 ? c->peak_bf16 : c->peak_fp32;
+    if (cpu_clock().on)
+        *bytes = c->hbm_bandwidth, *flops = sizeof(floatX) == 2 ? c->peak_bf16 : c->peak_fp32;
 #endif
 }
 
@@ -123,16 +127,22 @@ static inline void kernel_times_print(KernelTimes *t) {
     }
     for (size_t i = 0; i < rows; i++) sum += row[i].ms;
     qsort(row, rows, sizeof *row, kernel_row_compare);
-    printf("%-46s %7s %11s %7s %9s %9s %7s\n", "kernel", "calls", "ms", "share", "GB/s", "TFLOP/s", "roof");
+    printf("%-46s %7s %11s %7s %9s %9s %7s\n", "kernel", "calls", "ms", "share", "GB/s",
+           "TFLOP/s", "roof");
     for (size_t i = 0; i < rows; i++) {
         const KernelRow *r = &row[i];
         double moving = bandwidth > 0 ? 1e3 * r->bytes / bandwidth : 0;
         double computing = peak > 0 ? 1e3 * r->flops / peak : 0;
         double roof = moving > computing ? moving : computing;
         char name[64];
-        bool product = r->name == MATRIX_PRODUCT, wrapped = r->name[0] == '(';  // a template's name with commas
-        if (product) snprintf(name, sizeof name, "%s of %.4g GFLOP", r->name, 1e-9 * r->flops / (double)r->calls);
-        else snprintf(name, sizeof name, "%.*s", (int)strlen(r->name) - 2 * wrapped, r->name + wrapped);
+        bool product = r->name == MATRIX_PRODUCT,
+             wrapped = r->name[0] == '(';  // a template's name with commas
+        if (product)
+            snprintf(name, sizeof name, "%s of %.4g GFLOP", r->name,
+                     1e-9 * r->flops / (double)r->calls);
+        else
+            snprintf(name, sizeof name, "%.*s", (int)strlen(r->name) - 2 * wrapped,
+                     r->name + wrapped);
         printf("%-46s %7zu %11.3f %6.1f%%", name, r->calls, r->ms, sum > 0 ? 100 * r->ms / sum : 0);
         if (r->bytes > 0 && r->ms > 0) {
             printf(" %9.1f %9.4g", 1e-6 * r->bytes / r->ms, 1e-9 * r->flops / r->ms);
@@ -169,8 +179,9 @@ static inline cudaError_t kernel_times_stop(void) {
 }
 
 template <class... T>
-static inline cublasStatus_t kernel_times_product(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
-                                                  const float *alpha, T... rest) {
+static inline cublasStatus_t kernel_times_product(cublasLtHandle_t handle,
+                                                  cublasLtMatmulDesc_t desc, const float *alpha,
+                                                  T... rest) {
     cudaStream_t stream = std::get<sizeof...(T) - 1>(std::tuple<T...>(rest...));
     KernelTimer timer(MATRIX_PRODUCT, stream);
     return cublasLtMatmul(handle, desc, alpha, rest...);

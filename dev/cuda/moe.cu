@@ -1,5 +1,5 @@
-// moe.cu: the routing of a mixture of experts, forward and backward: llmc/kernels/moe.cuh, checked against
-// llmc/reference_moe.h and plain loops in double.
+// moe.cu: the routing of a mixture of experts, forward and backward: llmc/kernels/moe.cuh,
+// checked against llmc/reference_moe.h and plain loops in double.
 #include "dev/cuda/bench.h"
 
 #include "llmc/kernels/moe.cuh"
@@ -28,13 +28,15 @@ static void combine(const Problem *p, unsigned) {
     moe_combine(p->out, p->x, p->y, p->r, p->moe, p->N, p->C, lab.stream, Dropout());
 }
 static void backward_router(const Problem *p, unsigned) {
-    moe_backward_router(p->dlogits, p->dout, p->y, p->r, p->moe, DLOSS, p->B, p->T, p->C, lab.stream);
+    moe_backward_router(p->dlogits, p->dout, p->y, p->r, p->moe, DLOSS, p->B, p->T, p->C,
+                        lab.stream);
 }
 static void backward_input(const Problem *p, unsigned) {
     moe_backward_input(p->out, p->y, p->dlogits, p->weight, p->r, p->moe, p->N, p->C, lab.stream);
 }
 static void backward_weight(const Problem *p, unsigned) {
-    moe_backward_weight(p->dweight, p->scratch, p->dlogits, p->x, p->N, p->C, p->moe.E, false, lab.stream);
+    moe_backward_weight(p->dweight, p->scratch, p->dlogits, p->x, p->N, p->C, p->moe.E, false,
+                        lab.stream);
 }
 
 enum { ROUTE, GATHER, COMBINE, BACKWARD_ROUTER, BACKWARD_INPUT, BACKWARD_WEIGHT, KERNELS };
@@ -44,7 +46,8 @@ static const LabKernel MOE[KERNELS] = {
     {"moe combine", 1, "a warp a token (llmc)", combine, ROW_THREADS},
     {"moe backward router", 1, "a warp a token (llmc)", backward_router, ROW_THREADS},
     {"moe backward input", 1, "a warp a token (llmc)", backward_input, ROW_THREADS},
-    {"moe backward weight", 1, "an element a thread, chunks of the rows (llmc)", backward_weight, BIAS_THREADS},
+    {"moe backward weight", 1, "an element a thread, chunks of the rows (llmc)", backward_weight,
+     BIAS_THREADS},
 };
 
 static Problem problem_make(Moe moe, size_t B, size_t T, size_t C) {
@@ -60,11 +63,12 @@ static Problem problem_make(Moe moe, size_t B, size_t T, size_t C) {
     return p;
 }
 
-// ---- the checks --------------------------------------------------------------------------------------------
+// ---- the checks ------------------------------------------------------------------------
 
-// All kernels on one problem; returns whether the integers are right, and each kernel's error in errors. ties: two
-// experts have the same weights, so that every token thinks alike of them.
-static bool check_problem(Moe moe, size_t B, size_t T, size_t C, bool ties, double errors[KERNELS]) {
+// All kernels on one problem; returns whether the integers are right, and each kernel's error in
+// errors. ties: two experts have the same weights, so that every token thinks alike of them.
+static bool check_problem(Moe moe, size_t B, size_t T, size_t C, bool ties,
+                          double errors[KERNELS]) {
     size_t mark = test_count, E = moe.E, k = moe.k, N = B * T, X = N * k;
     Problem p = problem_make(moe, B, T, C);
     float *x = test_values(N * C, 0.0, 1.0, 1), *w = test_values(E * C, 0.0, 1.0, 2);
@@ -82,14 +86,16 @@ static bool check_problem(Moe moe, size_t B, size_t T, size_t C, bool ties, doub
 
     MOE[ROUTE].run(&p, 0);
     size_t *choice = to_host(p.r.choice, X, lab.stream), *place = to_host(p.r.place, X, lab.stream);
-    size_t *source = to_host(p.r.source, p.rows, lab.stream), *tokens = to_host(p.r.tokens, B * E, lab.stream);
+    size_t *source = to_host(p.r.source, p.rows, lab.stream),
+           *tokens = to_host(p.r.tokens, B * E, lab.stream);
     float *mass = to_host(p.r.mass, B * E, lab.stream);
     bool ok = memcmp(choice, want.choice, X * sizeof(size_t)) == 0;
     size_t *used = (size_t *)test_memory(B * E * sizeof(size_t));
     for (size_t i = 0; i < B * E; i++) {
         double sum = 0.0;
         for (size_t t = 0; t < T; t++) sum += want.probs[(i / E * T + t) * E + i % E];
-        ok = ok && (double)tokens[i] == rint(want.share[i] * (double)(T * k)) && fabs((double)mass[i] - sum) < 1e-4;
+        ok = ok && (double)tokens[i] == rint(want.share[i] * (double)(T * k)) &&
+             fabs((double)mass[i] - sum) < 1e-4;
         used[i] = 0;
     }
     for (size_t i = 0; i < X; i++) {  // places are given in the order of the tokens
@@ -101,8 +107,9 @@ static bool check_problem(Moe moe, size_t B, size_t T, size_t C, bool ties, doub
         size_t b = row / moe.slots % B, e = row / moe.slots / B;
         ok = ok && (row % moe.slots < used[b * E + e] || source[row] == MOE_NONE);
     }
-    errors[ROUTE] = fmax(errors[ROUTE], fmax(test_error_float(p.r.probs, want.probs, N * E, lab.stream),
-                                             test_error_float(p.r.lse, want.lse, N, lab.stream)));
+    errors[ROUTE] =
+        fmax(errors[ROUTE], fmax(test_error_float(p.r.probs, want.probs, N * E, lab.stream),
+                                 test_error_float(p.r.lse, want.lse, N, lab.stream)));
     if (!ok) {  // what follows would read beyond its arrays
         reference_routing_free(&want);
         test_release(mark);
@@ -131,16 +138,21 @@ static bool check_problem(Moe moe, size_t B, size_t T, size_t C, bool ties, doub
         }
     }
     for (int i = GATHER; i < COMBINE; i++) MOE[i].run(&p, 0);
-    errors[GATHER] = fmax(errors[GATHER], test_error_floatX(p.gathered, rows, p.rows * C, lab.stream));
+    errors[GATHER] =
+        fmax(errors[GATHER], test_error_floatX(p.gathered, rows, p.rows * C, lab.stream));
     MOE[COMBINE].run(&p, 0);
     errors[COMBINE] = fmax(errors[COMBINE], test_error_floatX(p.out, out, N * C, lab.stream));
     for (int i = BACKWARD_ROUTER; i < KERNELS; i++) MOE[i].run(&p, 0);
-    errors[BACKWARD_ROUTER] = fmax(errors[BACKWARD_ROUTER], test_error_float(p.dlogits, dlogits, N * E, lab.stream));
-    errors[BACKWARD_INPUT] = fmax(errors[BACKWARD_INPUT], test_error_floatX(p.out, dx, N * C, lab.stream));
-    errors[BACKWARD_WEIGHT] = fmax(errors[BACKWARD_WEIGHT], test_error_float(p.dweight, dw, E * C, lab.stream));
+    errors[BACKWARD_ROUTER] =
+        fmax(errors[BACKWARD_ROUTER], test_error_float(p.dlogits, dlogits, N * E, lab.stream));
+    errors[BACKWARD_INPUT] =
+        fmax(errors[BACKWARD_INPUT], test_error_floatX(p.out, dx, N * C, lab.stream));
+    errors[BACKWARD_WEIGHT] =
+        fmax(errors[BACKWARD_WEIGHT], test_error_float(p.dweight, dw, E * C, lab.stream));
     moe_backward_weight(p.dweight, p.scratch, p.dlogits, p.x, N, C, E, true, lab.stream);
     for (size_t i = 0; i < E * C; i++) dw[i] *= 2.0;
-    errors[BACKWARD_WEIGHT] = fmax(errors[BACKWARD_WEIGHT], test_error_float(p.dweight, dw, E * C, lab.stream));
+    errors[BACKWARD_WEIGHT] =
+        fmax(errors[BACKWARD_WEIGHT], test_error_float(p.dweight, dw, E * C, lab.stream));
     reference_routing_free(&want);
     test_release(mark);
     return ok;
@@ -160,7 +172,8 @@ static void checks(void) {
     };
     double errors[KERNELS] = {0.0};
     for (const auto &row : rows) {
-        bool ok = check_problem({row.E, row.k, row.slots, 0.7f, 0.3f}, row.B, row.T, row.C, row.ties, errors);
+        bool ok = check_problem({row.E, row.k, row.slots, 0.7f, 0.3f}, row.B, row.T, row.C,
+                                row.ties, errors);
         check(&lab.checks, ok, "choices and places: %s", row.name);
     }
     for (int i = 0; i < KERNELS; i++) {

@@ -1,6 +1,6 @@
 // rmsnorm.cu: RMSNorm with the residual before it, forward and backward: a naive kernel and
-// llmc/kernels/layernorm.cuh's, checked against llmc/reference_llama.h. The steps between the two are those of
-// layernorm.cu. Also LayerNorm1P, Nemotron's norm.
+// llmc/kernels/layernorm.cuh's, checked against llmc/reference_llama.h. The steps between the two
+// are those of layernorm.cu. Also LayerNorm1P, Nemotron's norm.
 #include "dev/cuda/bench.h"
 
 #include "llmc/kernels/layernorm.cuh"
@@ -8,9 +8,10 @@
 
 static Lab lab;
 
-// ---- the kernels -------------------------------------------------------------------------------------------
-// Forward: residual = inp1 + inp2, out = residual / sqrt(mean(residual^2) + epsilon) * weight. There is no mean to
-// subtract and no bias. Backward: dinp = dresidual + the gradient, and weight's, which is a sum over the rows.
+// ---- the kernels -----------------------------------------------------------------------
+// Forward: residual = inp1 + inp2, out = residual / sqrt(mean(residual^2) + epsilon) * weight.
+// There is no mean to subtract and no bias. Backward: dinp = dresidual + the gradient, and
+// weight's, which is a sum over the rows.
 
 typedef struct {
     floatX *out, *residual;             // [N, C]
@@ -22,21 +23,23 @@ typedef struct {
     size_t N, C;
 } Problem;
 
-// 1: an addition kernel, then a thread a row: neighbouring threads read addresses that lie C apart.
+// 1: an addition kernel, then a thread a row: neighbouring threads read addresses that lie C
+// apart.
 __global__ void add_element(floatX *out, const floatX *inp1, const floatX *inp2, size_t n) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) out[i] = from_float<floatX>(to_float(inp1[i]) + to_float(inp2[i]));
 }
 
-__global__ void scale_thread_a_row(floatX *out, float *rstd, const floatX *inp, const floatX *weight, size_t N,
-                                   size_t C) {
+__global__ void scale_thread_a_row(floatX *out, float *rstd, const floatX *inp,
+                                   const floatX *weight, size_t N, size_t C) {
     size_t n = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (n >= N) return;
     const floatX *x = inp + n * C;
     float square = 0.0f;
     for (size_t i = 0; i < C; i++) square += to_float(x[i]) * to_float(x[i]);
     float r = rstd[n] = 1.0f / sqrtf(square / (float)C + LAYERNORM_EPSILON);
-    for (size_t i = 0; i < C; i++) out[n * C + i] = from_float<floatX>(to_float(x[i]) * r * to_float(weight[i]));
+    for (size_t i = 0; i < C; i++)
+        out[n * C + i] = from_float<floatX>(to_float(x[i]) * r * to_float(weight[i]));
 }
 
 // 1: a thread a row for dinp, and a thread a column for the sums.
@@ -45,9 +48,12 @@ __global__ void dinp_thread_a_row(Problem p) {
     if (n >= p.N) return;
     const floatX *x = p.residual + n * p.C, *dout = p.dout + n * p.C;
     float r = p.rstd[n], dot = 0.0f;
-    for (size_t i = 0; i < p.C; i++) dot += to_float(dout[i]) * to_float(p.weight[i]) * to_float(x[i]) * r;
+    for (size_t i = 0; i < p.C; i++)
+        dot += to_float(dout[i]) * to_float(p.weight[i]) * to_float(x[i]) * r;
     for (size_t i = 0; i < p.C; i++) {
-        float y = (to_float(dout[i]) * to_float(p.weight[i]) - to_float(x[i]) * r * (dot / (float)p.C)) * r;
+        float y = (to_float(dout[i]) * to_float(p.weight[i]) -
+                   to_float(x[i]) * r * (dot / (float)p.C)) *
+                  r;
         p.dinp[n * p.C + i] = from_float<floatX>(to_float(p.dresidual[n * p.C + i]) + y);
     }
 }
@@ -69,8 +75,9 @@ static void forward1(const Problem *p, unsigned block) {
     (p->out, p->rstd, p->residual, p->weight, p->N, p->C);
 }
 static void forward2(const Problem *p, unsigned) {
-    layernorm_residual_forward<NORM_RMS>(p->residual, {p->out, p->mean, p->rstd}, p->inp1, p->inp2, NULL, p->weight,
-                                         NULL, p->N, p->C, lab.stream, Dropout());
+    layernorm_residual_forward<NORM_RMS>(p->residual, {p->out, p->mean, p->rstd}, p->inp1,
+                                         p->inp2, NULL, p->weight, NULL, p->N, p->C, lab.stream,
+                                         Dropout());
 }
 
 static void backward1(const Problem *p, unsigned block) {
@@ -78,23 +85,26 @@ static void backward1(const Problem *p, unsigned block) {
     LAUNCH(dweight_thread_a_column, CEIL_DIV(p->C, (size_t)block), block, lab.stream)(*p);
 }
 static void backward2(const Problem *p, unsigned) {
-    layernorm_backward<NORM_RMS>(p->dinp, p->dweight, NULL, p->scratch, p->dresidual, p->dout, p->residual, p->weight,
-                                 {NULL, p->mean, p->rstd}, p->N, p->C, false, lab.stream);
+    layernorm_backward<NORM_RMS>(p->dinp, p->dweight, NULL, p->scratch, p->dresidual, p->dout,
+                                 p->residual, p->weight, {NULL, p->mean, p->rstd}, p->N, p->C,
+                                 false, lab.stream);
 }
 
 static const LabKernel FORWARD[] = {
     {"residual + rmsnorm", 1, "an addition kernel, then a thread a row", forward1, 0},
-    {"residual + rmsnorm", 2, "a warp a row, 128-bit loads, no barrier (llmc)", forward2, ROW_THREADS},
+    {"residual + rmsnorm", 2, "a warp a row, 128-bit loads, no barrier (llmc)", forward2,
+     ROW_THREADS},
 };
 static const LabKernel BACKWARD[] = {
     {"rmsnorm backward", 1, "a thread a row, then a thread a column", backward1, 0},
-    {"rmsnorm backward", 2, "a block a row, columns in registers (llmc)", backward2, LAYERNORM_THREADS},
+    {"rmsnorm backward", 2, "a block a row, columns in registers (llmc)", backward2,
+     LAYERNORM_THREADS},
 };
 
-// ---- the checks --------------------------------------------------------------------------------------------
+// ---- the checks ------------------------------------------------------------------------
 
-// The rounding of a float sum of n squares, one after another, with a margin: they have one sign, so the sum grows and
-// each addition rounds a larger number.
+// The rounding of a float sum of n squares, one after another, with a margin: they have one sign,
+// so the sum grows and each addition rounds a larger number.
 static double sum_bound(size_t n) { return 6e-8 * (8.0 + sqrt((double)n)); }
 
 static Problem make_problem(size_t N, size_t C) {
@@ -115,13 +125,15 @@ typedef struct {
     double *out, *dinp, *dweight;  // [N, C], [N, C], [C]
 } Want;
 
-static Want reference(const float *x, const float *w, const float *dout, const float *dresidual, size_t N, size_t C) {
+static Want reference(const float *x, const float *w, const float *dout, const float *dresidual,
+                      size_t N, size_t C) {
     Want want = {test_doubles(N * C), widened(dresidual, N * C), test_doubles(C)};
     double *inp = widened(x, N * C), *weight = widened(w, C);
     Llama m = Llama();
     m.epsilon = (double)LAYERNORM_EPSILON;
     reference_norm_forward(&m, want.out, inp, weight, NULL, N, C);
-    reference_norm_backward(&m, want.dinp, want.dweight, NULL, widened(dout, N * C), inp, weight, N, C);
+    reference_norm_backward(&m, want.dinp, want.dweight, NULL, widened(dout, N * C), inp, weight,
+                            N, C);
     return want;
 }
 
@@ -132,7 +144,8 @@ static void check_kernels_at(size_t N, size_t C) {
     size_t mark = test_count;
     cudaStream_t stream = lab.stream;
     Problem p = make_problem(N, C);
-    float *inp1 = to_host_floatX(p.inp1, N * C, stream), *inp2 = to_host_floatX(p.inp2, N * C, stream);
+    float *inp1 = to_host_floatX(p.inp1, N * C, stream),
+          *inp2 = to_host_floatX(p.inp2, N * C, stream);
     float *w = to_host_floatX(p.weight, C, stream), *dout = to_host_floatX(p.dout, N * C, stream);
     float *dresidual = to_host_floatX(p.dresidual, N * C, stream);
     double *sum = test_doubles(N * C), bound = FLOATX_ROUNDING + sum_bound(C);
@@ -145,43 +158,53 @@ static void check_kernels_at(size_t N, size_t C) {
     });
     lab_errors(backward_errors, BACKWARD, &p, [&] {
         double dinp = test_error_floatX(p.dinp, want.dinp, N * C, stream) / bound;
-        double dw = test_error_float(p.dweight, want.dweight, C, stream) / (sum_bound(C) + sum_bound(N));
+        double dw = test_error_float(p.dweight, want.dweight, C, stream) /
+                    (sum_bound(C) + sum_bound(N));
         return fmax(dinp, dw);
     });
     test_release(mark);
 }
 
-// LayerNorm1P is the layernorm whose weights are larger by one: the same bits, forward and backward.
+// LayerNorm1P is the layernorm whose weights are larger by one: the same bits, forward and
+// backward.
 static void check_one_more(size_t N, size_t C) {
     size_t mark = test_count;
     Problem p = make_problem(N, C);
     cudaStream_t stream = lab.stream;
-    float *less = (float *)test_memory(C * sizeof(float)), *more = (float *)test_memory(C * sizeof(float));
-    for (size_t i = 0; i < C; i++) less[i] = (float)((int)(i % 13) - 6) / 16.0f, more[i] = less[i] + 1.0f;  // exact
-    const floatX *weight = to_device_floatX(less, C), *one_more = to_device_floatX(more, C), *bias = p.inp2;
+    float *less = (float *)test_memory(C * sizeof(float)),
+          *more = (float *)test_memory(C * sizeof(float));
+    for (size_t i = 0; i < C; i++)
+        less[i] = (float)((int)(i % 13) - 6) / 16.0f, more[i] = less[i] + 1.0f;  // exact
+    const floatX *weight = to_device_floatX(less, C), *one_more = to_device_floatX(more, C),
+                 *bias = p.inp2;
     float *dbias = test_floats(C);
     Layernorm ln = {p.out, p.mean, p.rstd};
     layernorm_forward<NORM_1P>(ln, p.inp1, weight, bias, N, C, stream);
-    layernorm_backward<NORM_1P>(p.dinp, p.dweight, dbias, p.scratch, NULL, p.dout, p.inp1, weight, ln, N, C, false,
-                                stream);
-    float *out = to_host_floatX(p.out, N * C, stream), *dinp = to_host_floatX(p.dinp, N * C, stream);
+    layernorm_backward<NORM_1P>(p.dinp, p.dweight, dbias, p.scratch, NULL, p.dout, p.inp1, weight,
+                                ln, N, C, false, stream);
+    float *out = to_host_floatX(p.out, N * C, stream),
+          *dinp = to_host_floatX(p.dinp, N * C, stream);
     float *dw = to_host(p.dweight, C, stream);
     layernorm_forward(ln, p.inp1, one_more, bias, N, C, stream);
-    layernorm_backward(p.dinp, p.dweight, dbias, p.scratch, NULL, p.dout, p.inp1, one_more, ln, N, C, false, stream);
+    layernorm_backward(p.dinp, p.dweight, dbias, p.scratch, NULL, p.dout, p.inp1, one_more, ln, N,
+                       C, false, stream);
     check(&lab.checks,
           same_bits(out, to_host_floatX(p.out, N * C, stream), N * C) &&
               same_bits(dinp, to_host_floatX(p.dinp, N * C, stream), N * C) &&
               same_bits(dw, to_host(p.dweight, C, stream), C),
-          "LayerNorm1P, N %zu C %zu: the bits of a layernorm whose weights are larger by one", N, C);
+          "LayerNorm1P, N %zu C %zu: the bits of a layernorm whose weights are larger by one", N,
+          C);
     test_release(mark);
 }
 
 static void checks(void) {
-    static const size_t ragged[][2] = {{5, 3}, {1, 8}, {7, 18}, {33, 64}, {130, 24}, {20, 768}, {3, 1600}, {5, 6152},
-                                       {3, 12296}};
+    static const size_t ragged[][2] = {{5, 3},    {1, 8},    {7, 18},   {33, 64},  {130, 24},
+                                       {20, 768}, {3, 1600}, {5, 6152}, {3, 12296}};
     for (const size_t(&s)[2] : ragged) check_kernels_at(s[0], s[1]);
-    for (size_t k = 0; k < LAB_COUNT(FORWARD); k++) lab_check(&lab, &FORWARD[k], forward_errors[k], 1.0);
-    for (size_t k = 0; k < LAB_COUNT(BACKWARD); k++) lab_check(&lab, &BACKWARD[k], backward_errors[k], 1.0);
+    for (size_t k = 0; k < LAB_COUNT(FORWARD); k++)
+        lab_check(&lab, &FORWARD[k], forward_errors[k], 1.0);
+    for (size_t k = 0; k < LAB_COUNT(BACKWARD); k++)
+        lab_check(&lab, &BACKWARD[k], backward_errors[k], 1.0);
     check_one_more(33, 18), check_one_more(20, 768), check_one_more(3, 6152);
 }
 
@@ -193,7 +216,8 @@ static void bench(void) {
     KernelWork backward = lab_stated(&lab, LAB_LAST(BACKWARD), &p);
     for (const LabKernel &k : FORWARD) lab_bench(&lab, &k, &p, forward, 6.0 * unit);
     double last = lab.cpu ? 6.0 : 4.0;
-    for (const LabKernel &k : BACKWARD) lab_bench(&lab, &k, &p, backward, (k.number == 1 ? 8.0 : last) * unit);
+    for (const LabKernel &k : BACKWARD)
+        lab_bench(&lab, &k, &p, backward, (k.number == 1 ? 8.0 : last) * unit);
 }
 
 int main(int argc, char **argv) { return lab_main(&lab, argc, argv, checks, bench); }

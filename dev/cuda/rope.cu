@@ -1,5 +1,5 @@
-// rope.cu: rotary position embedding on the heads of q and k, forward and back: kernels from naive to
-// llmc/kernels/rope.cuh's, checked against llmc/reference_llama.h.
+// rope.cu: rotary position embedding on the heads of q and k, forward and back: kernels from
+// naive to llmc/kernels/rope.cuh's, checked against llmc/reference_llama.h.
 #include "dev/cuda/bench.h"
 
 #include "llmc/kernels/rope.cuh"
@@ -7,7 +7,7 @@
 
 static Lab lab;
 
-// ---- the kernels -------------------------------------------------------------------------------------------
+// ---- the kernels -----------------------------------------------------------------------
 
 typedef struct {
     floatX *x;           // [N, stride], turned in place
@@ -23,9 +23,11 @@ __host__ __device__ static inline double rope_angle(size_t t, size_t i, size_t D
     return (double)t * pow(ROPE_BASE, -2.0 * (double)i / (double)D);
 }
 
-// 1: a pair a thread, which computes its angle: a power, a sine and a cosine in double for 2 elements.
+// 1: a pair a thread, which computes its angle: a power, a sine and a cosine in double for 2
+// elements.
 __global__ void rope_computes(Problem p) {
-    size_t j = (size_t)blockIdx.x * blockDim.x + threadIdx.x, half = p.D / 2, pairs = p.heads * half;
+    size_t j = (size_t)blockIdx.x * blockDim.x + threadIdx.x, half = p.D / 2,
+           pairs = p.heads * half;
     if (j >= p.N * pairs) return;
     size_t n = j / pairs, head = j % pairs / half, i = j % half;
     double angle = rope_angle(n % p.T, i, p.D);
@@ -38,7 +40,8 @@ __global__ void rope_computes(Problem p) {
 
 // 2: a pair a thread, with cosine and sine from the table.
 __global__ void rope_looks_up(Problem p) {
-    size_t j = (size_t)blockIdx.x * blockDim.x + threadIdx.x, half = p.D / 2, pairs = p.heads * half;
+    size_t j = (size_t)blockIdx.x * blockDim.x + threadIdx.x, half = p.D / 2,
+           pairs = p.heads * half;
     if (j >= p.N * pairs) return;
     size_t n = j / pairs, head = j % pairs / half, i = j % half;
     floatX *pair = p.x + n * p.stride + head * p.HS + i;
@@ -66,7 +69,7 @@ static const LabKernel ROPE[] = {
     {"rope", 3, "128-bit loads, a thread turns 8 rows (llmc)", rope3, ROPE_THREADS},
 };
 
-// ---- the checks --------------------------------------------------------------------------------------------
+// ---- the checks ------------------------------------------------------------------------
 
 static const float *make_table(size_t T, size_t D) {
     float *table = (float *)test_memory(T * D * sizeof(float));
@@ -119,21 +122,26 @@ static void check_inverse(void) {
     p.sign = -1.0f;
     rope3(&p, 0);
     double error = test_error_floatX(p.x, want, n, lab.stream);
-    check(&lab.checks, error < 2.0 * FLOATX_ROUNDING + 4e-7, "turned and turned back: error %.2e", error);
+    check(&lab.checks, error < 2.0 * FLOATX_ROUNDING + 4e-7, "turned and turned back: error %.2e",
+          error);
     test_release(mark);
 }
 
 static void checks(void) {
-    static const size_t shapes[][5] = {{1, 1, 1, 2, 2},    {7, 5, 3, 6, 4},      {9, 9, 2, 24, 12},
-                                       {40, 20, 5, 64, 64}, {33, 33, 4, 128, 64}, {17, 8, 2, 80, 40},
-                                       {600, 300, 2, 16, 16}, {8 * 65535 + 9, 25, 1, 2, 2}};  // past a grid's y
+    static const size_t shapes[][5] = {
+        {1, 1, 1, 2, 2},       {7, 5, 3, 6, 4},
+        {9, 9, 2, 24, 12},     {40, 20, 5, 64, 64},
+        {33, 33, 4, 128, 64},  {17, 8, 2, 80, 40},
+        {600, 300, 2, 16, 16}, {8 * 65535 + 9, 25, 1, 2, 2}};  // past a grid's y
     bool ok = true;
     for (const size_t(&s)[5] : shapes) {
         ok &= check_kernels_at(s[0], s[1], s[2], s[3], s[4], 1.0f);
         ok &= check_kernels_at(s[0], s[1], s[2], s[3], s[4], -1.0f);
     }
-    for (size_t k = 0; k < LAB_COUNT(ROPE); k++) lab_check(&lab, &ROPE[k], rope_errors[k], FLOATX_ROUNDING + 4e-7);
-    check(&lab.checks, ok, "other heads, and channels beyond the part of a head that turns, keep their bits");
+    for (size_t k = 0; k < LAB_COUNT(ROPE); k++)
+        lab_check(&lab, &ROPE[k], rope_errors[k], FLOATX_ROUNDING + 4e-7);
+    check(&lab.checks, ok,
+          "other heads, and channels beyond the part of a head that turns, keep their bits");
     check_inverse();
 }
 
@@ -144,8 +152,10 @@ static void bench(void) {
     p.stride = 48 * 128;
     p.x = lab_fill(&lab, N * p.stride);
     KernelWork work = lab_stated(&lab, LAB_LAST(ROPE), &p);
-    double moved = 2.0 * (double)(N * 40 * 128 * sizeof(floatX)), table = (double)(N * 128 * sizeof(float));
-    double asks[] = {moved, moved + 40.0 * table, moved + 40.0 * table};  // each head reads the table's row again
+    double moved = 2.0 * (double)(N * 40 * 128 * sizeof(floatX)),
+           table = (double)(N * 128 * sizeof(float));
+    double asks[] = {moved, moved + 40.0 * table,
+                     moved + 40.0 * table};  // each head reads the table's row again
     for (const LabKernel &k : ROPE) lab_bench(&lab, &k, &p, work, asks[k.number - 1]);
 }
 

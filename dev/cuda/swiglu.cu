@@ -1,5 +1,6 @@
-// swiglu.cu: the MLP activations of Llama (silu(gate) * up) and Nemotron (relu(x)^2), forward and backward: kernels
-// from naive to llmc/kernels/swiglu.cuh's, checked against llmc/reference_llama.h.
+// swiglu.cu: the MLP activations of Llama (silu(gate) * up) and Nemotron (relu(x)^2), forward and
+// backward: kernels from naive to llmc/kernels/swiglu.cuh's, checked against
+// llmc/reference_llama.h.
 #include "dev/cuda/bench.h"
 
 #include "llmc/kernels/swiglu.cuh"
@@ -7,7 +8,7 @@
 
 static Lab lab;
 
-// ---- the kernels -------------------------------------------------------------------------------------------
+// ---- the kernels -----------------------------------------------------------------------
 
 typedef struct {
     floatX *out;         // [N, F], backward [N, 2F]; of relu^2 [N, F] both times
@@ -17,7 +18,8 @@ typedef struct {
     size_t N, F;
 } Problem;
 
-// 1: two kernels as a framework without fusion has them: silu(gate), which goes to memory, then the product.
+// 1: two kernels as a framework without fusion has them: silu(gate), which goes to memory, then
+// the product.
 __global__ void silu_element(floatX *out, const floatX *inp, size_t n, size_t F) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
@@ -25,20 +27,24 @@ __global__ void silu_element(floatX *out, const floatX *inp, size_t n, size_t F)
     out[i] = from_float<floatX>(g / (1.0f + expf(-g)));
 }
 
-__global__ void multiply_element(floatX *out, const floatX *silu, const floatX *inp, size_t n, size_t F) {
+__global__ void multiply_element(floatX *out, const floatX *silu, const floatX *inp, size_t n,
+                                 size_t F) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) out[i] = from_float<floatX>(to_float(silu[i]) * to_float(inp[i / F * 2 * F + F + i % F]));
+    if (i < n)
+        out[i] = from_float<floatX>(to_float(silu[i]) * to_float(inp[i / F * 2 * F + F + i % F]));
 }
 
 // 1, backward: a kernel for each half of the gradient; both read all inputs.
-__global__ void gate_gradient_element(floatX *dinp, const floatX *dout, const floatX *inp, size_t n, size_t F) {
+__global__ void gate_gradient_element(floatX *dinp, const floatX *dout, const floatX *inp,
+                                      size_t n, size_t F) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, at = i / F * 2 * F + i % F;
     if (i >= n) return;
     float g = to_float(inp[at]), up = to_float(inp[at + F]), s = 1.0f / (1.0f + expf(-g));
     dinp[at] = from_float<floatX>(to_float(dout[i]) * up * (s + g * s * (1.0f - s)));
 }
 
-__global__ void up_gradient_element(floatX *dinp, const floatX *dout, const floatX *inp, size_t n, size_t F) {
+__global__ void up_gradient_element(floatX *dinp, const floatX *dout, const floatX *inp, size_t n,
+                                    size_t F) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, at = i / F * 2 * F + i % F;
     if (i >= n) return;
     float g = to_float(inp[at]);
@@ -53,7 +59,8 @@ __global__ void relu2_forward_element(floatX *out, const floatX *inp, size_t n) 
     out[i] = from_float<floatX>(x > 0.0f ? x * x : 0.0f);
 }
 
-__global__ void relu2_backward_element(floatX *dinp, const floatX *dout, const floatX *inp, size_t n) {
+__global__ void relu2_backward_element(floatX *dinp, const floatX *dout, const floatX *inp,
+                                       size_t n) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
     float x = to_float(inp[i]);
@@ -91,11 +98,13 @@ static void relu_backward2(const Problem *p, unsigned) {
 
 static const LabKernel FORWARD[] = {
     {"swiglu forward", 1, "two kernels, silu(gate) through memory", forward1, 0},
-    {"swiglu forward", 2, "one kernel, 128-bit loads, 8 rows a thread (llmc)", forward2, SWIGLU_THREADS},
+    {"swiglu forward", 2, "one kernel, 128-bit loads, 8 rows a thread (llmc)", forward2,
+     SWIGLU_THREADS},
 };
 static const LabKernel BACKWARD[] = {
     {"swiglu backward", 1, "two kernels, one for each half", backward1, 0},
-    {"swiglu backward", 2, "one kernel, 128-bit loads, 8 rows a thread (llmc)", backward2, SWIGLU_THREADS},
+    {"swiglu backward", 2, "one kernel, 128-bit loads, 8 rows a thread (llmc)", backward2,
+     SWIGLU_THREADS},
 };
 static const LabKernel RELU_FORWARD[] = {
     {"relu2 forward", 1, "an element a thread", relu_forward1, 0},
@@ -106,10 +115,11 @@ static const LabKernel RELU_BACKWARD[] = {
     {"relu2 backward", 2, "128-bit loads (llmc)", relu_backward2, ELEMENT_THREADS},
 };
 
-// ---- the checks --------------------------------------------------------------------------------------------
+// ---- the checks ------------------------------------------------------------------------
 
 static double forward_errors[LAB_COUNT(FORWARD)], backward_errors[LAB_COUNT(BACKWARD)];
-static double relu_forward_errors[LAB_COUNT(RELU_FORWARD)], relu_backward_errors[LAB_COUNT(RELU_BACKWARD)];
+static double relu_forward_errors[LAB_COUNT(RELU_FORWARD)],
+    relu_backward_errors[LAB_COUNT(RELU_BACKWARD)];
 
 static void check_kernels_at(size_t N, size_t F) {
     size_t mark = test_count, n = N * F;
@@ -117,13 +127,19 @@ static void check_kernels_at(size_t N, size_t F) {
     double *y = test_doubles(n), *dx = test_doubles(2 * n), *relu_dx = test_doubles(n);
     double *inp = widened(x, 2 * n), *dout = widened(d, n);
     Llama m = Llama();
-    Problem p = {test_floatX(2 * n), test_floatX(n), to_device_floatX(x, 2 * n), to_device_floatX(d, n), N, F};
+    Problem p = {test_floatX(2 * n),
+                 test_floatX(n),
+                 to_device_floatX(x, 2 * n),
+                 to_device_floatX(d, n),
+                 N,
+                 F};
     m.F = F;
     reference_activation(&m, y, inp, NULL, NULL, N);
     reference_activation(&m, NULL, inp, dx, dout, N);
     auto forward = [&] { return test_error_floatX(p.out, y, n, lab.stream); };
     lab_errors(forward_errors, FORWARD, &p, forward);
-    lab_errors(backward_errors, BACKWARD, &p, [&] { return test_error_floatX(p.out, dx, 2 * n, lab.stream); });
+    lab_errors(backward_errors, BACKWARD, &p,
+               [&] { return test_error_floatX(p.out, dx, 2 * n, lab.stream); });
     m.type = NEMOTRON;
     reference_activation(&m, y, inp, NULL, NULL, N);
     reference_activation(&m, NULL, inp, relu_dx, dout, N);
@@ -135,9 +151,11 @@ static void check_kernels_at(size_t N, size_t F) {
 
 // Large gates: silu is the gate or nothing; no overflow, and NaN stays NaN.
 static void check_extremes(void) {
-    const float x[] = {1e30f, -1e30f, 50.0f, -50.0f, NAN, 0.0f, 1, 1, 1, 1, 1, 1};  // six gates, six ups
+    const float x[] = {1e30f, -1e30f, 50.0f, -50.0f, NAN, 0.0f,
+                       1,     1,      1,     1,      1,   1};  // six gates, six ups
     const float ones[] = {1, 1, 1, 1, 1, 1};
-    floatX *inp = to_device_floatX(x, 12), *dout = to_device_floatX(ones, 6), *out = test_floatX(12);
+    floatX *inp = to_device_floatX(x, 12), *dout = to_device_floatX(ones, 6),
+           *out = test_floatX(12);
     swiglu_forward(out, inp, 1, 6, lab.stream);
     float *y = to_host_floatX(out, 6, lab.stream);
     swiglu_backward(out, dout, inp, 1, 6, lab.stream);
@@ -161,7 +179,8 @@ static void checks(void) {
     // Version 1 rounds silu(gate) to floatX on its way through memory.
     for (size_t k = 0; k < LAB_COUNT(FORWARD); k++)
         lab_check(&lab, &FORWARD[k], forward_errors[k], bound + (k == 0 ? FLOATX_ROUNDING : 0.0));
-    for (size_t k = 0; k < LAB_COUNT(BACKWARD); k++) lab_check(&lab, &BACKWARD[k], backward_errors[k], bound);
+    for (size_t k = 0; k < LAB_COUNT(BACKWARD); k++)
+        lab_check(&lab, &BACKWARD[k], backward_errors[k], bound);
     for (size_t k = 0; k < LAB_COUNT(RELU_FORWARD); k++)
         lab_check(&lab, &RELU_FORWARD[k], relu_forward_errors[k], bound);
     for (size_t k = 0; k < LAB_COUNT(RELU_BACKWARD); k++)
@@ -172,12 +191,17 @@ static void checks(void) {
 // The MLP of Llama 3.2 1B: 8192 channels. Traffic in units of N F elements.
 static void bench(void) {
     size_t N = lab.cpu ? 128 : 8192, F = 8192, n = N * F;
-    Problem p = {test_floatX(2 * n), test_floatX(n), lab_fill(&lab, 2 * n), lab_fill(&lab, n), N, F};
+    Problem p = {
+        test_floatX(2 * n), test_floatX(n), lab_fill(&lab, 2 * n), lab_fill(&lab, n), N, F};
     double unit = (double)(n * sizeof(floatX));
-    KernelWork forward = lab_stated(&lab, LAB_LAST(FORWARD), &p), backward = lab_stated(&lab, LAB_LAST(BACKWARD), &p);
-    for (const LabKernel &k : FORWARD) lab_bench(&lab, &k, &p, forward, (k.number == 1 ? 5.0 : 3.0) * unit);
-    for (const LabKernel &k : BACKWARD) lab_bench(&lab, &k, &p, backward, (k.number == 1 ? 7.0 : 5.0) * unit);
-    forward = lab_stated(&lab, LAB_LAST(RELU_FORWARD), &p), backward = lab_stated(&lab, LAB_LAST(RELU_BACKWARD), &p);
+    KernelWork forward = lab_stated(&lab, LAB_LAST(FORWARD), &p),
+               backward = lab_stated(&lab, LAB_LAST(BACKWARD), &p);
+    for (const LabKernel &k : FORWARD)
+        lab_bench(&lab, &k, &p, forward, (k.number == 1 ? 5.0 : 3.0) * unit);
+    for (const LabKernel &k : BACKWARD)
+        lab_bench(&lab, &k, &p, backward, (k.number == 1 ? 7.0 : 5.0) * unit);
+    forward = lab_stated(&lab, LAB_LAST(RELU_FORWARD), &p),
+    backward = lab_stated(&lab, LAB_LAST(RELU_BACKWARD), &p);
     for (const LabKernel &k : RELU_FORWARD) lab_bench(&lab, &k, &p, forward, 2.0 * unit);
     for (const LabKernel &k : RELU_BACKWARD) lab_bench(&lab, &k, &p, backward, 3.0 * unit);
 }

@@ -1,11 +1,12 @@
-// byte_corpus.c: makes training data from any files without a tokenizer: a token is a byte (0 to 255) or 256,
-// <|endoftext|>.
+// byte_corpus.c: makes training data from any files without a tokenizer: a token is a byte (0 to
+// 255) or 256, <|endoftext|>.
 //
 //   byte_corpus TRAIN.bin VAL.bin FILE...
 //
-// Writes two shards in llm.c's format: 256 int32 (magic 20240520, version 1, number of tokens), then uint16 tokens.
-// <|endoftext|> stands before each file. Every 20th block of 2 KiB goes to VAL.bin; since that tears a file into
-// pieces that do not belong together, <|endoftext|> stands before each piece too.
+// Writes two shards in llm.c's format: 256 int32 (magic 20240520, version 1, number of tokens),
+// then uint16 tokens. <|endoftext|> stands before each file. Every 20th block of 2 KiB goes to
+// VAL.bin; since that tears a file into pieces that do not belong together, <|endoftext|> stands
+// before each piece too.
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -46,15 +47,19 @@ static void fail(const char *what, const char *path) { give_up(what, path, strer
 
 static bool same_file(const char *a, const char *b) {
     struct stat x, y;
-    return strcmp(a, b) == 0 || (stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino);
+    return strcmp(a, b) == 0 ||
+           (stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino);
 }
 
-// A shard replaces what has its name, so that must not be a device, a link, or a file that is read.
+// A shard replaces what has its name, so that must not be a device, a link, or a file that is
+// read.
 static void check_output(const char *path, char **inputs, int count) {
     struct stat info;
-    if (lstat(path, &info) == 0 && !S_ISREG(info.st_mode)) give_up("cannot replace", path, "it is no regular file");
+    if (lstat(path, &info) == 0 && !S_ISREG(info.st_mode))
+        give_up("cannot replace", path, "it is no regular file");
     for (int i = 0; i < count; i++) {
-        if (same_file(path, inputs[i])) give_up("cannot write", path, "it is also another argument");
+        if (same_file(path, inputs[i]))
+            give_up("cannot write", path, "it is also another argument");
     }
 }
 
@@ -73,23 +78,29 @@ static void shard_open(Shard *shard, const char *path) {
 }
 
 static void shard_put(Shard *shard, const uint16_t *tokens, size_t count) {
-    if (fwrite(tokens, sizeof *tokens, count, shard->file) != count) fail("cannot write", shard->path);
+    if (fwrite(tokens, sizeof *tokens, count, shard->file) != count)
+        fail("cannot write", shard->path);
     shard->tokens += (int64_t)count;
-    if (shard->tokens > INT32_MAX) give_up("cannot write", shard->path, "more than 2^31 - 1 tokens: give fewer files");
+    if (shard->tokens > INT32_MAX)
+        give_up("cannot write", shard->path, "more than 2^31 - 1 tokens: give fewer files");
 }
 
 static void shard_finish(Shard *shard) {
     rewind(shard->file);
     shard_write_header(shard);
-    if (fflush(shard->file) != 0 || fsync(fileno(shard->file)) != 0) fail("cannot write", shard->path);
+    if (fflush(shard->file) != 0 || fsync(fileno(shard->file)) != 0)
+        fail("cannot write", shard->path);
 }
 
 int main(int argc, char **argv) {
-    static const char usage[] = "usage: byte_corpus TRAIN.bin VAL.bin FILE...\n"
-        "Writes the bytes of the files as training and validation shards (a 20th goes to VAL.bin).\n";
+    static const char usage[] =
+        "usage: byte_corpus TRAIN.bin VAL.bin FILE...\n"
+        "Writes the bytes of the files as training and validation shards (a 20th goes to "
+        "VAL.bin).\n";
     tool_begin(argc, argv, usage);
     if (argc < 4 || argv[1][0] == '-') return fputs(usage, stderr), 2;
-    signal(SIGXFSZ, SIG_IGN);  // a shard that grows too large is an error of the write, with a sentence
+    signal(SIGXFSZ,
+           SIG_IGN);  // a shard that grows too large is an error of the write, with a sentence
     check_output(argv[1], argv + 2, argc - 2);
     check_output(argv[2], argv + 3, argc - 3);
     shard_open(&shards[0], argv[1]);
@@ -103,7 +114,8 @@ int main(int argc, char **argv) {
         uint16_t tokens[BLOCK];
         int last = -1;  // the shard that has the previous piece of this file
         for (;;) {
-            size_t n = fread(bytes, 1, BLOCK - position % BLOCK, file);  // up to the end of the block
+            size_t n =
+                fread(bytes, 1, BLOCK - position % BLOCK, file);  // up to the end of the block
             if (ferror(file)) fail("cannot read", argv[i]);
             if (n == 0) break;
             int now = position / BLOCK % VAL_EVERY == VAL_PHASE;

@@ -1,6 +1,7 @@
-// device.h: CUDA, NCCL and MPI for layout.cu, which runs the host code of one rank without a device or other ranks.
-// Memory is addresses without storage; kernels and copies do nothing; messages are counted by the rules of
-// llmc/mpi/types.h. build.sh gives this file the names of their headers.
+// device.h: CUDA, NCCL and MPI for layout.cu, which runs the host code of one rank without a
+// device or other ranks. Memory is addresses without storage; kernels and copies do nothing;
+// messages are counted by the rules of llmc/mpi/types.h. build.sh gives this file the names of
+// their headers.
 //
 // defines: Traffic, traffic, traffic_count, ranks_are
 #ifndef EXPLORER_DEVICE_H
@@ -22,7 +23,7 @@ template <class T> struct initializer_list {
 };
 }  // namespace std
 
-// ---- CUDA -----------------------------------------------------------------------------------------------------------
+// ---- CUDA ------------------------------------------------------------------------------
 
 #define __host__
 #define __device__
@@ -87,7 +88,9 @@ DOES_NOTHING(cudaError_t, cudaProfilerStart, cudaSuccess)
 DOES_NOTHING(cudaError_t, cudaProfilerStop, cudaSuccess)
 
 static inline cudaError_t cudaGetDeviceCount(int *count) { return *count = 1, cudaSuccess; }
-static inline cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int) { return p->major = 8, cudaSuccess; }
+static inline cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int) {
+    return p->major = 8, cudaSuccess;
+}
 static inline cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
     *available = *total = SIZE_MAX;
     return cudaSuccess;
@@ -120,12 +123,29 @@ DOES_NOTHING(void, encoder_backward, )
 DOES_NOTHING(void, gelu_forward, )
 DOES_NOTHING(void, gelu_backward, )
 
-// ---- MPI: a rank that never hears of another one --------------------------------------------------------------------
+// ---- MPI: a rank that never hears of another one ---------------------------------------
 
 static int ranks_rank, ranks_size;
 typedef int MPI_Comm;
-enum { MPI_SUCCESS, MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, MPI_INFO_NULL, MPI_THREAD_FUNNELED, MPI_INT, MPI_CHAR };
-enum { MPI_BYTE, MPI_DOUBLE, MPI_UNSIGNED_LONG_LONG, MPI_UINT64_T, MPI_MIN, MPI_SUM, MPI_STATUS_IGNORE, MPI_IN_PLACE };
+enum {
+    MPI_SUCCESS,
+    MPI_COMM_WORLD,
+    MPI_COMM_TYPE_SHARED,
+    MPI_INFO_NULL,
+    MPI_THREAD_FUNNELED,
+    MPI_INT,
+    MPI_CHAR
+};
+enum {
+    MPI_BYTE,
+    MPI_DOUBLE,
+    MPI_UNSIGNED_LONG_LONG,
+    MPI_UINT64_T,
+    MPI_MIN,
+    MPI_SUM,
+    MPI_STATUS_IGNORE,
+    MPI_IN_PLACE
+};
 DOES_NOTHING(int, MPI_Comm_split_type, 0)
 DOES_NOTHING(int, MPI_Comm_free, 0)
 DOES_NOTHING(int, MPI_Gather, 0)
@@ -134,13 +154,17 @@ DOES_NOTHING(int, MPI_Barrier, 0)
 DOES_NOTHING(int, MPI_Finalize, 0)
 DOES_NOTHING(int, MPI_Gatherv, 0)
 typedef int MPI_Request;
-static inline int MPI_Init_thread(int *, char ***, int wanted, int *provided) { return *provided = wanted, 0; }
+static inline int MPI_Init_thread(int *, char ***, int wanted, int *provided) {
+    return *provided = wanted, 0;
+}
 static inline int MPI_Comm_rank(MPI_Comm, int *rank) { return *rank = ranks_rank, 0; }
 static inline int MPI_Comm_size(MPI_Comm, int *size) { return *size = ranks_size, 0; }
-static inline int MPI_Allreduce(const int *mine, int *all, int, int, int, int) { return *all = *mine, 0; }
+static inline int MPI_Allreduce(const int *mine, int *all, int, int, int, int) {
+    return *all = *mine, 0;
+}
 static inline int MPI_Allreduce(int, uint64_t *, int, int, int, int) { return 0; }
 
-// ---- NCCL: counts ---------------------------------------------------------------------------------------------------
+// ---- NCCL: counts ----------------------------------------------------------------------
 
 #define NCCL_OVER_MPI 1  // ranks may share a device, and their traffic is counted
 
@@ -149,8 +173,9 @@ struct ncclComm {
     int group, rank, size, to;  // to: of a link, the rank that receives
 };
 
-// Equal calls of this rank since ncclMpiResetCounters. Calls with other counts are listed apart: the bytes that
-// a rank sends for an all-reduce depend on the remainder when its count is divided.
+// Equal calls of this rank since ncclMpiResetCounters. Calls with other counts are listed apart:
+// the bytes that a rank sends for an all-reduce depend on the remainder when its count is
+// divided.
 typedef struct {
     int group, to, op, calls;
     size_t count, width;
@@ -183,27 +208,29 @@ static inline ncclResult_t traffic_add(ncclComm_t comm, int op, size_t count, in
     return ncclSuccess;
 }
 
-static inline ncclResult_t ncclAllReduce(const void *, void *, size_t count, ncclDataType_t type, ncclRedOp_t,
-                                         ncclComm_t comm, cudaStream_t) {
+static inline ncclResult_t ncclAllReduce(const void *, void *, size_t count, ncclDataType_t type,
+                                         ncclRedOp_t, ncclComm_t comm, cudaStream_t) {
     return traffic_add(comm, NCCL_MPI_ALL_REDUCE, count, type);
 }
-static inline ncclResult_t ncclReduceScatter(const void *, void *, size_t count, ncclDataType_t type, ncclRedOp_t,
-                                             ncclComm_t comm, cudaStream_t) {
+static inline ncclResult_t ncclReduceScatter(const void *, void *, size_t count,
+                                             ncclDataType_t type, ncclRedOp_t, ncclComm_t comm,
+                                             cudaStream_t) {
     return traffic_add(comm, NCCL_MPI_REDUCE_SCATTER, count, type);
 }
-static inline ncclResult_t ncclAllGather(const void *, void *, size_t count, ncclDataType_t type, ncclComm_t comm,
-                                         cudaStream_t) {
+static inline ncclResult_t ncclAllGather(const void *, void *, size_t count, ncclDataType_t type,
+                                         ncclComm_t comm, cudaStream_t) {
     return traffic_add(comm, NCCL_MPI_ALL_GATHER, count, type);
 }
-static inline ncclResult_t ncclBroadcast(const void *, void *, size_t count, ncclDataType_t type, int, ncclComm_t comm,
-                                         cudaStream_t) {
+static inline ncclResult_t ncclBroadcast(const void *, void *, size_t count, ncclDataType_t type,
+                                         int, ncclComm_t comm, cudaStream_t) {
     return traffic_add(comm, NCCL_MPI_BROADCAST, count, type);
 }
-static inline ncclResult_t ncclSend(const void *, size_t count, ncclDataType_t type, int, ncclComm_t comm,
-                                    cudaStream_t) {
+static inline ncclResult_t ncclSend(const void *, size_t count, ncclDataType_t type, int,
+                                    ncclComm_t comm, cudaStream_t) {
     return traffic_add(comm, NCCL_MPI_SEND, count, type);
 }
-static inline ncclResult_t ncclRecv(void *, size_t count, ncclDataType_t type, int, ncclComm_t comm, cudaStream_t) {
+static inline ncclResult_t ncclRecv(void *, size_t count, ncclDataType_t type, int,
+                                    ncclComm_t comm, cudaStream_t) {
     return traffic_add(comm, NCCL_MPI_RECV, count, type);
 }
 
@@ -216,19 +243,28 @@ static inline ncclResult_t ncclCommInitRank(ncclComm_t *comm, int, ncclUniqueId,
     return *comm = communicator(GROUP_WORLD, rank, 0), ncclSuccess;
 }
 // The trainers' keys are numbers within the group.
-static inline ncclResult_t ncclCommSplit(ncclComm_t, int color, int key, ncclComm_t *comm, ncclConfig_t *config) {
-    static const char *const names[GROUP_COUNT] = {"world", "tensor", "data", "pipeline", "embedding"};
+static inline ncclResult_t ncclCommSplit(ncclComm_t, int color, int key, ncclComm_t *comm,
+                                         ncclConfig_t *config) {
+    static const char *const names[GROUP_COUNT] = {"world", "tensor", "data", "pipeline",
+                                                   "embedding"};
     *comm = NULL;
     for (int group = 1; group < GROUP_COUNT && color >= 0; group++) {
         if (strcmp(config->commName, names[group]) != 0) continue;
-        *comm = communicator(group, key, group == GROUP_PIPELINE ? config->ranks[config->count - 1] : 0);
+        *comm = communicator(group, key,
+                             group == GROUP_PIPELINE ? config->ranks[config->count - 1] : 0);
     }
     return color < 0 || *comm ? ncclSuccess : ncclInvalidArgument;
 }
-static inline ncclResult_t ncclCommCount(ncclComm_t comm, int *count) { return *count = comm->size, ncclSuccess; }
-static inline ncclResult_t ncclCommUserRank(ncclComm_t comm, int *rank) { return *rank = comm->rank, ncclSuccess; }
+static inline ncclResult_t ncclCommCount(ncclComm_t comm, int *count) {
+    return *count = comm->size, ncclSuccess;
+}
+static inline ncclResult_t ncclCommUserRank(ncclComm_t comm, int *rank) {
+    return *rank = comm->rank, ncclSuccess;
+}
 static inline void ncclMpiResetCounters(ncclComm_t) { traffic_count = 0; }
-static inline const char *ncclGetErrorString(ncclResult_t) { return "more kinds of calls than this page can count"; }
+static inline const char *ncclGetErrorString(ncclResult_t) {
+    return "more kinds of calls than this page can count";
+}
 DOES_NOTHING(ncclResult_t, ncclGetUniqueId, ncclSuccess)
 DOES_NOTHING(ncclResult_t, ncclCommDestroy, ncclSuccess)
 DOES_NOTHING(ncclResult_t, ncclCommGetAsyncError, ncclSuccess)

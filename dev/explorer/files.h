@@ -1,5 +1,6 @@
-// files.h: stubs for the parts of a trainer that read or write files or the clock. The page has neither: the run is a
-// --dry-run and one step more. Names and types are the same as in the headers that it replaces.
+// files.h: stubs for the parts of a trainer that read or write files or the clock. The page has
+// neither: the run is a --dry-run and one step more. Names and types are the same as in the
+// headers that it replaces.
 #ifndef EXPLORER_FILES_H
 #define EXPLORER_FILES_H
 
@@ -111,7 +112,9 @@ DOES_NOTHING(Dropout, dropout_for, (Dropout()))
 DOES_NOTHING(void, by_dropout, )
 DOES_NOTHING(void, dropout_forward, )
 DOES_NOTHING(const floatX *, dropout_backward, NULL)
-template <int W> static inline void dropout_mask(float (&)[W], const Dropout &, size_t, size_t, size_t) {}
+template <int W>
+static inline void dropout_mask(float (&)[W], const Dropout &, size_t, size_t, size_t) {
+}
 DOES_NOTHING(double, random_uniform, 0)
 DOES_NOTHING(void, random_normal_fill, )
 DOES_NOTHING(int, sample_token, 0)

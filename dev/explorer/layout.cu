@@ -1,39 +1,45 @@
-// layout.cu: a trainer's answer to a command line, for the page: its refusals, the bytes of every stage and of a step.
-// It compiles the trainer itself with the stubs of device.h and files.h. One rank of every stage makes the plan of a
-// --dry-run, then runs one step, whose calls are counted.
+// layout.cu: a trainer's answer to a command line, for the page: its refusals, the bytes of every
+// stage and of a step. It compiles the trainer itself with the stubs of device.h and files.h. One
+// rank of every stage makes the plan of a --dry-run, then runs one step, whose calls are counted.
 //
-// Three trainers are compiled in: train_gpt_3d, for schedules with a split backward train_zero_bubble, and train_llama.
-// Compiled once for each precision; PRECISION is its name.
+// Three trainers are compiled in: train_gpt_3d, for schedules with a split backward
+// train_zero_bubble, and train_llama. Compiled once for each precision; PRECISION is its name.
 #include "files.h"
 
 #include "llmc/zero_bubble.h"
 
 // Of schedule.c, which is compiled once.
 extern "C" double lists_bubble(const PipelineLists *lists, const double *cost, size_t L);
-extern "C" double schedule_formula(int kind, int p, int m, int v, double forward, double backward, double weight);
+extern "C" double schedule_formula(int kind, int p, int m, int v, double forward, double backward,
+                                   double weight);
 
-// All stages of a layout take their steps from the same lists: the first call makes and proves them.
+// All stages of a layout take their steps from the same lists: the first call makes and proves
+// them.
 static struct {
     PipelineLists lists;
     bool made;
 } shared;
 
-static bool shared_split_lists(PipelineLists *l, Schedule schedule, const char *file, size_t p, size_t m, size_t v,
-                               const PipelineTimes *times, size_t limit, Error *err) {
-    if (!shared.made) shared.made = zero_bubble_lists(&shared.lists, schedule, file, p, m, v, times, limit, err);
+static bool shared_split_lists(PipelineLists *l, Schedule schedule, const char *file, size_t p,
+                               size_t m, size_t v, const PipelineTimes *times, size_t limit,
+                               Error *err) {
+    if (!shared.made)
+        shared.made =
+            zero_bubble_lists(&shared.lists, schedule, file, p, m, v, times, limit, err);
     *l = shared.lists;
     return shared.made;
 }
 
-static bool shared_lists(PipelineLists *l, Schedule schedule, const char *file, size_t p, size_t m, size_t v,
-                         Error *err) {
+static bool shared_lists(PipelineLists *l, Schedule schedule, const char *file, size_t p,
+                         size_t m, size_t v, Error *err) {
     if (!shared.made) shared.made = pipeline_lists(&shared.lists, schedule, file, p, m, v, err);
     *l = shared.lists;
     return shared.made;
 }
 
-// The buffers that a trainer's layout takes, by the names of its source, each with the bytes of all that have its name.
-// The arenas of weights and gradients have one buffer each, which the table of tensors cuts.
+// The buffers that a trainer's layout takes, by the names of its source, each with the bytes of
+// all that have its name. The arenas of weights and gradients have one buffer each, which the
+// table of tensors cuts.
 #include "llmc/trainer/arena.cuh"
 enum { TAKEN_MOST = 80 };
 typedef struct {
@@ -84,7 +90,8 @@ typedef struct {
 } Sent;
 typedef struct {
     double stages, micros, chunks, parameters, flops, reserve, counted, bubble, formula;
-    Sent all[GROUP_COUNT][NCCL_MPI_OPS], rank[GROUP_COUNT][NCCL_MPI_OPS];  // of all ranks together, and of one
+    Sent all[GROUP_COUNT][NCCL_MPI_OPS],
+        rank[GROUP_COUNT][NCCL_MPI_OPS];  // of all ranks together, and of one
     StageBytes rank_bytes;
     StageBytes stage[1];  // [stages] of the first rank of each
 } Layout;
@@ -103,12 +110,16 @@ static struct {
     Layout *result;
 } plan;
 
-// Returns the rank that receives from this one in a call: its neighbour on a ring, or the link's other end.
+// Returns the rank that receives from this one in a call: its neighbour on a ring, or the link's
+// other end.
 static int receiver(const Grid *g, const Traffic *call) {
     if (call->group == GROUP_WORLD) return (int)((g->rank + 1) % g->world);
-    if (call->group == GROUP_TENSOR) return grid_rank_at(g, (g->t_rank + 1) % g->t, g->d_rank, g->p_rank);
-    if (call->group == GROUP_DATA) return grid_rank_at(g, g->t_rank, (g->d_rank + 1) % g->d, g->p_rank);
-    if (call->group == GROUP_EMBEDDING) return grid_rank_at(g, g->t_rank, g->d_rank, g->p_rank ? 0 : g->p - 1);
+    if (call->group == GROUP_TENSOR)
+        return grid_rank_at(g, (g->t_rank + 1) % g->t, g->d_rank, g->p_rank);
+    if (call->group == GROUP_DATA)
+        return grid_rank_at(g, g->t_rank, (g->d_rank + 1) % g->d, g->p_rank);
+    if (call->group == GROUP_EMBEDDING)
+        return grid_rank_at(g, g->t_rank, g->d_rank, g->p_rank ? 0 : g->p - 1);
     Grid to = *g;
     grid_place(&to, (size_t)call->to);
     return grid_rank_at(g, g->t_rank, g->d_rank, to.p_rank);
@@ -210,7 +221,8 @@ template <class Model> static const Layout *run_layout(char *line, int t, int d,
     plan.node = node;
     plan.stages = (StageCalls *)host_alloc((size_t)p, sizeof *plan.stages);
     Traffic *calls = (Traffic *)host_alloc((size_t)p * TRAFFIC_MOST, sizeof *calls);
-    Layout *r = plan.result = (Layout *)host_alloc(1, sizeof(Layout) + (size_t)p * sizeof(StageBytes));
+    Layout *r = plan.result =
+        (Layout *)host_alloc(1, sizeof(Layout) + (size_t)p * sizeof(StageBytes));
     r->stages = p;
     r->micros = (double)m->micros;
     r->chunks = plan.chunks;
@@ -219,8 +231,8 @@ template <class Model> static const Layout *run_layout(char *line, int t, int d,
     r->reserve = (double)GPU_RESERVE;
     r->counted = node && (double)m->config.L * (double)m->micros <= LAYOUT_PASSES;
     PipelineTimes costs = zero_bubble_times(m->config.C, m->T);
-    r->formula = schedule_formula(m->opt.schedule, p, (int)m->micros, plan.chunks, costs.step[0], costs.step[1],
-                                  costs.step[2]);
+    r->formula = schedule_formula(m->opt.schedule, p, (int)m->micros, plan.chunks, costs.step[0],
+                                  costs.step[1], costs.step[2]);
     size_t mark = heap_mark();
     r->bubble = lists_bubble(&shared.lists, costs.step, m->config.L);
     for (int stage = 0; stage < p; stage++) {
@@ -238,8 +250,8 @@ template <class Model> static const Layout *run_layout(char *line, int t, int d,
     return r;
 }
 
-// Runs the command line for t x d x p ranks, `node` of them on a node (0: traffic is not counted), by
-// a trainer. The result lives as long as the program.
+// Runs the command line for t x d x p ranks, `node` of them on a node (0: traffic is not
+// counted), by a trainer. The result lives as long as the program.
 extern "C" const Layout *layout_run(char *line, int t, int d, int p, int node, int trainer) {
     plan.trainer = trainer;
     if (trainer == TRAINER_LLAMA) return run_layout<llama::GPT>(line, t, d, p, node);
@@ -252,24 +264,26 @@ template <class Model> static StageBytes rank_bytes(int rank) {
     return bytes_of(&model<Model>);
 }
 
-// Returns the traffic and the bytes of one rank of the layout above. Data ranks differ a little: the norm keeps a list
-// of the pieces of tensors that they own.
+// Returns the traffic and the bytes of one rank of the layout above. Data ranks differ a little:
+// the norm keeps a list of the pieces of tensors that they own.
 extern "C" const Layout *layout_rank(int rank) {
     memset(plan.result->rank, 0, sizeof plan.result->rank);
     add_rank(plan.result->rank, (size_t)rank);
     size_t mark = heap_mark();
-    plan.result->rank_bytes = plan.trainer == TRAINER_LLAMA         ? rank_bytes<llama::GPT>(rank)
-                              : plan.trainer == TRAINER_ZERO_BUBBLE ? rank_bytes<zero_bubble::GPT>(rank)
-                                                                    : rank_bytes<GPT>(rank);
+    plan.result->rank_bytes = plan.trainer == TRAINER_LLAMA ? rank_bytes<llama::GPT>(rank)
+                              : plan.trainer == TRAINER_ZERO_BUBBLE
+                                  ? rank_bytes<zero_bubble::GPT>(rank)
+                                  : rank_bytes<GPT>(rank);
     heap_reset(mark);
     return plan.result;
 }
 
-// Writes the buffers of a stage's first rank into stderr_text, a line for each: arena, bytes, name. Of weights and
-// gradients it lists the tensors, those of all layers together.
+// Writes the buffers of a stage's first rank into stderr_text, a line for each: arena, bytes,
+// name. Of weights and gradients it lists the tensors, those of all layers together.
 template <class Model> static void stage_buffers(int stage) {
     Model *m = &model<Model>;
-    plan_rank(m, grid_rank_at(&plan.grid, 0, 0, (size_t)stage), (int)plan.grid.t, (int)plan.grid.d, (int)plan.grid.p);
+    plan_rank(m, grid_rank_at(&plan.grid, 0, 0, (size_t)stage), (int)plan.grid.t,
+              (int)plan.grid.d, (int)plan.grid.p);
     for (size_t i = 0; i < m->table.count; i++) {
         const Tensor *x = &m->table.tensors[i];
         taken_add(&m->weights, x->spec->name, x->size * sizeof(floatX));
@@ -280,8 +294,12 @@ template <class Model> static void stage_buffers(int stage) {
         const Taken *x = &taken[i];
         bool whole = strcmp(x->name, "state->params") == 0 || strcmp(x->name, "state->grads") == 0;
         if (whole) continue;
-        fprintf(stderr, "%s %.0f %s\n", x->arena == &m->weights ? "weights" : x->arena == &m->gradients ? "gradients"
-                : x->arena == &m->optimizer ? "optimizer" : "activations", (double)x->bytes, x->name);
+        fprintf(stderr, "%s %.0f %s\n",
+                x->arena == &m->weights     ? "weights"
+                : x->arena == &m->gradients ? "gradients"
+                : x->arena == &m->optimizer ? "optimizer"
+                                            : "activations",
+                (double)x->bytes, x->name);
     }
 }
 

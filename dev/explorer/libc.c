@@ -1,7 +1,7 @@
 // libc.c: the functions that libc.h declares.
 #include "libc.h"
 
-// ---- memory ---------------------------------------------------------------------------------------------------------
+// ---- memory ----------------------------------------------------------------------------
 
 extern unsigned char __heap_base;
 static size_t heap_next;
@@ -11,7 +11,8 @@ size_t heap_mark(void) {
     return heap_next;
 }
 
-// Blocks that were freed, by the power of two of their size; the first word of each leads to the next one.
+// Blocks that were freed, by the power of two of their size; the first word of each leads to the
+// next one.
 static void *spare[64];
 
 void heap_reset(size_t mark) {
@@ -77,7 +78,8 @@ void qsort(void *array, size_t count, size_t size, int (*compare)(const void *, 
             size_t middle = begin + run < count ? begin + run : count;
             size_t end = middle + run < count ? middle + run : count;
             for (size_t i = begin, j = middle, k = begin; k < end; k++) {
-                bool left = j == end || (i < middle && compare(from + i * size, from + j * size) <= 0);
+                bool left = j == end ||
+                            (i < middle && compare(from + i * size, from + j * size) <= 0);
                 memcpy(to + k * size, from + (left ? i++ : j++) * size, size);
             }
         }
@@ -85,7 +87,7 @@ void qsort(void *array, size_t count, size_t size, int (*compare)(const void *, 
     heap_free(other);
 }
 
-// ---- text -----------------------------------------------------------------------------------------------------------
+// ---- text ------------------------------------------------------------------------------
 
 int memcmp(const void *a, const void *b, size_t count) {
     const unsigned char *x = a, *y = b;
@@ -148,7 +150,7 @@ size_t strcspn(const char *text, const char *set) {
 int isdigit(int c) { return c >= '0' && c <= '9'; }
 int isspace(int c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 
-// ---- numbers --------------------------------------------------------------------------------------------------------
+// ---- numbers ---------------------------------------------------------------------------
 
 int errno;
 
@@ -164,7 +166,8 @@ unsigned long long strtoull(const char *text, char **end, int base) {
     return errno ? ~0ull : value;
 }
 
-// To the last bits that matter here: the learning rate and its kin, which no number of the page depends on.
+// To the last bits that matter here: the learning rate and its kin, which no number of the page
+// depends on.
 double strtod(const char *text, char **end) {
     double value = 0, scale = 1;
     bool minus = *text == '-';
@@ -186,7 +189,7 @@ double strtod(const char *text, char **end) {
     return (minus ? -value : value) / scale;
 }
 
-// ---- printing -------------------------------------------------------------------------------------------------------
+// ---- printing --------------------------------------------------------------------------
 
 struct FILE {
     int number;
@@ -205,7 +208,8 @@ static void put(Text *t, char c) {
     t->length++;
 }
 
-static void put_padded(Text *t, const char *text, size_t length, size_t width, bool left, char pad) {
+static void put_padded(Text *t, const char *text, size_t length, size_t width, bool left,
+                       char pad) {
     for (size_t i = length; i < width && !left; i++) put(t, pad);
     for (size_t i = 0; i < length; i++) put(t, text[i]);
     for (size_t i = length; i < width && left; i++) put(t, ' ');
@@ -241,7 +245,8 @@ int vsnprintf(char *out, size_t size, const char *format, va_list args) {
             if (*++format == '*') precision = va_arg(args, int), format++;
             for (; isdigit(*format); format++) precision = 10 * precision + (*format - '0');
         }
-        for (; *format == 'z' || *format == 'l'; format++) wide = wide || *format == 'z' || format[1] == 'l';
+        for (; *format == 'z' || *format == 'l'; format++)
+            wide = wide || *format == 'z' || format[1] == 'l';
         if (*format == '%') {
             put(&t, '%');
         } else if (*format == 'c') {
@@ -252,10 +257,12 @@ int vsnprintf(char *out, size_t size, const char *format, va_list args) {
             while (text[length] && (precision < 0 || length < (size_t)precision)) length++;
             put_padded(&t, text, length, width, left, ' ');
         } else if (*format == 'd' || *format == 'u') {
-            long long value = wide ? va_arg(args, long long) : *format == 'd' ? va_arg(args, int)
-                                                                                : (long long)va_arg(args, unsigned);
+            long long value = wide             ? va_arg(args, long long)
+                              : *format == 'd' ? va_arg(args, int)
+                                               : (long long)va_arg(args, unsigned);
             negative = *format == 'd' && value < 0;
-            start = digits_of(end, negative ? 0 - (unsigned long long)value : (unsigned long long)value, 1);
+            start = digits_of(
+                end, negative ? 0 - (unsigned long long)value : (unsigned long long)value, 1);
             if (negative) *--start = '-';
             put_padded(&t, start, (size_t)(end - start), width, left, pad);
         } else if (*format == 'f') {
@@ -291,7 +298,8 @@ int snprintf(char *out, size_t size, const char *format, ...) {
 
 int fprintf(FILE *file, const char *format, ...) {
     if (file != stderr) return 0;
-    if (*format == '\r') stderr_text[0] = 0;  // a line of progress, which replaces the one before it
+    if (*format == '\r')
+        stderr_text[0] = 0;  // a line of progress, which replaces the one before it
     size_t before = strlen(stderr_text);
     va_list args;
     va_start(args, format);

@@ -1,7 +1,8 @@
-// libc.h: the part of the C library that the trainers' headers call, for WebAssembly, where there is none. build.sh
-// gives this file the names of all standard headers.
+// libc.h: the part of the C library that the trainers' headers call, for WebAssembly, where there
+// is none. build.sh gives this file the names of all standard headers.
 //
-// size_t has 64 bits, as on the trainers' machines: a model of 100 GB is counted, though it would not fit here.
+// size_t has 64 bits, as on the trainers' machines: a model of 100 GB is counted, though it would
+// not fit here.
 #ifndef EXPLORER_LIBC_H
 #define EXPLORER_LIBC_H
 
@@ -55,8 +56,9 @@ size_t strcspn(const char *text, const char *set);
 int isdigit(int c);
 int isspace(int c);
 
-// Memory is taken in order and given back all at once by heap_reset. free does nothing, since all stages of a layout
-// share lists and each stage frees them. heap_free lets malloc use a block again.
+// Memory is taken in order and given back all at once by heap_reset. free does nothing, since all
+// stages of a layout share lists and each stage frees them. heap_free lets malloc use a block
+// again.
 void *malloc(size_t bytes);
 void *calloc(size_t count, size_t size);
 void *reallocarray(void *memory, size_t count, size_t size);
@@ -81,7 +83,8 @@ extern FILE *stdout, *stderr;
 extern char stderr_text[4096];
 int vsnprintf(char *out, size_t size, const char *format, va_list args);
 int snprintf(char *out, size_t size, const char *format, ...);
-int sscanf(const char *text, const char *format, ...);  // declared for the ramp, which the page has none of
+int sscanf(const char *text, const char *format,
+           ...);  // declared for the ramp, which the page has none of
 int fprintf(FILE *file, const char *format, ...);
 int printf(const char *format, ...);
 int fflush(FILE *file);
@@ -125,7 +128,9 @@ static inline double fmin(double x, double y) { return y < x || isnan(x) ? y : x
 typedef void (*SignalHandler)(int);
 #define SIG_IGN ((SignalHandler)1)
 enum { SIGHUP = 1, SIGINT = 2, SIGUSR1 = 10, SIGPIPE = 13, SIGTERM = 15, SIGXFSZ = 25 };
-static inline SignalHandler signal(int number, SignalHandler handler) { return (void)number, handler; }
+static inline SignalHandler signal(int number, SignalHandler handler) {
+    return (void)number, handler;
+}
 typedef unsigned sigset_t;
 typedef int pthread_t;
 enum { SIG_BLOCK, SIG_UNBLOCK };
@@ -136,8 +141,11 @@ static inline int sigemptyset(sigset_t *set) { return *set = 0; }
 static inline int sigaddset(sigset_t *set, int number) { return *set |= 1u << number, 0; }
 static inline int sigwait(const sigset_t *set, int *number) { return *number = (int)*set; }
 static inline int raise(int number) { return number; }
-static inline int pthread_sigmask(int how, const sigset_t *set, sigset_t *old) { return (void)set, (void)old, how; }
-static inline int pthread_create(pthread_t *thread, const void *attributes, void *(*run)(void *), void *argument) {
+static inline int pthread_sigmask(int how, const sigset_t *set, sigset_t *old) {
+    return (void)set, (void)old, how;
+}
+static inline int pthread_create(pthread_t *thread, const void *attributes, void *(*run)(void *),
+                                 void *argument) {
     return (void)attributes, (void)run, (void)argument, *thread = 0;
 }
 static inline int sigaction(int number, const struct sigaction *now, struct sigaction *old) {

@@ -1,4 +1,5 @@
-// llama.h: train_llama for the page, with stubs for what it needs beside the other trainers: JSON, tokenizers, kernels.
+// llama.h: train_llama for the page, with stubs for what it needs beside the other trainers:
+// JSON, tokenizers, kernels.
 //
 // defines: llama::GPT and its functions
 #ifndef EXPLORER_LLAMA_H

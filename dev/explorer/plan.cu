@@ -1,10 +1,12 @@
-// plan.cu: the planner, for the page: the time of a layout on a described cluster, what its neighbours would take, and
-// the fastest layouts. It compiles the planner's own headers with the stubs of device.h and files.h.
+// plan.cu: the planner, for the page: the time of a layout on a described cluster, what its
+// neighbours would take, and the fastest layouts. It compiles the planner's own headers with the
+// stubs of device.h and files.h.
 #include "files.h"
 
 #define free heap_free  // a search takes and frees memory for each of thousands of layouts
 
-// A cluster's constants come from the page, which build.sh gives those of dev/clusters. No file is read.
+// A cluster's constants come from the page, which build.sh gives those of dev/clusters. No file
+// is read.
 #define LLMC_JSON_H
 #include "llmc/host/field.h"
 typedef struct cJSON {
@@ -37,7 +39,8 @@ static inline void trainer_leave(Trainer *) {}
 
 // One layout for the page: its sizes, what it needs and what its step takes.
 typedef struct {
-    double t, d, p, v, micro_batch, schedule, max_in_flight, recompute, sequence_parallel, zero, shard, order;
+    double t, d, p, v, micro_batch, schedule, max_in_flight, recompute, sequence_parallel, zero,
+        shard, order;
     double seconds, memory, fullest, mfu, slowest, parts[TIME_PARTS];
 } PlanRow;
 
@@ -95,10 +98,24 @@ static Search *wish() {
 static void set_row(PlanRow *row, const Search *s, const Candidate *x) {
     const StepLayout *r = &x->run;
     StepTime time = simulated(s, x);
-    *row = {(double)r->t, (double)r->d, (double)r->p, (double)r->v, (double)r->micro_batch, (double)r->schedule,
-            (double)r->max_in_flight, (double)x->recompute, (double)r->sequence_parallel, (double)r->zero,
-            (double)r->shard, (double)order_number(r->order), x->seconds, (double)x->memory, (double)x->fullest,
-            mfu(s, x), (double)time.slowest, {}};
+    *row = {(double)r->t,
+            (double)r->d,
+            (double)r->p,
+            (double)r->v,
+            (double)r->micro_batch,
+            (double)r->schedule,
+            (double)r->max_in_flight,
+            (double)x->recompute,
+            (double)r->sequence_parallel,
+            (double)r->zero,
+            (double)r->shard,
+            (double)order_number(r->order),
+            x->seconds,
+            (double)x->memory,
+            (double)x->fullest,
+            mfu(s, x),
+            (double)time.slowest,
+            {}};
     memcpy(row->parts, time.parts, sizeof row->parts);
 }
 
@@ -127,8 +144,8 @@ extern "C" void plan_beside(double max_in_flight) {
     neighbour_text(&asked, x, plan_text, sizeof plan_text);
 }
 
-// Searches for the fastest layouts of the wish in plan_text. Returns their number; plan_rows has them, and plan_text
-// says what became of all others, or why there is none.
+// Searches for the fastest layouts of the wish in plan_text. Returns their number; plan_rows has
+// them, and plan_text says what became of all others, or why there is none.
 extern "C" int plan_search() {
     Search *s = wish();
     s->progress = true;

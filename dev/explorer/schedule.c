@@ -1,5 +1,6 @@
-// schedule.c: the pages' schedules and rings, from the headers that the trainers and build/tools/schedule use: lists,
-// proof, and the walk that times them. What is not proved runs on the small machine of streams, which shows who waits.
+// schedule.c: the pages' schedules and rings, from the headers that the trainers and
+// build/tools/schedule use: lists, proof, and the walk that times them. What is not proved runs
+// on the small machine of streams, which shows who waits.
 #include "libc.h"
 #define LLMC_FILE_H  // lists come from the page, not from files
 #include "llmc/host/error.h"
@@ -10,7 +11,8 @@ static char *file_read(const char *path, size_t most, size_t *bytes, Error *err)
 #include "llmc/zero_bubble.h"
 
 enum { TEXT_BYTES = 1 << 20, MOST_STEPS = 1 << 21, BY_HAND = SCHEDULE_COUNT };
-char schedule_text[TEXT_BYTES], command_text[TEXT_BYTES];  // from the page: a list by hand, a command line
+char schedule_text[TEXT_BYTES],
+    command_text[TEXT_BYTES];  // from the page: a list by hand, a command line
 
 static char *file_read(const char *path, size_t most, size_t *bytes, Error *err) {
     (void)path, (void)most, (void)err;
@@ -24,8 +26,8 @@ typedef struct {
     int kind, micro, chunk;
 } Box;
 
-// The operation of a stage that does not begin in a deadlock, and the stage for which it waits. type: OpType; `input`
-// of a compute says whether it waits for its input or for a free buffer.
+// The operation of a stage that does not begin in a deadlock, and the stage for which it waits.
+// type: OpType; `input` of a compute says whether it waits for its input or for a free buffer.
 typedef struct {
     int type, kind, micro, chunk, peer, input;
 } Stuck;
@@ -50,24 +52,29 @@ static int refuse(const char *text) {
 }
 
 // The lists of a schedule by its name or by hand.
-static bool make_lists(int kind, int p, int m, int v, const PipelineTimes *times, size_t limit, Error *err) {
+static bool make_lists(int kind, int p, int m, int v, const PipelineTimes *times, size_t limit,
+                       Error *err) {
     if (kind == BY_HAND) return pipeline_parse("the list", schedule_text, &run.lists, err);
     if (!pipeline_check((Schedule)kind, p, m, v, err)) return false;
     if ((double)p * m * v > MOST_STEPS / 2)
-        return error_set(err, "%d stages, %d micro-batches and %d chunks are too many for this page", p, m, v);
+        return error_set(
+            err, "%d stages, %d micro-batches and %d chunks are too many for this page", p, m, v);
     run.lists = zero_bubble_make((Schedule)kind, p, m, v, times, limit);
     return true;
 }
 
-// True if each list is in order by itself: then the machine can run it, whatever the stages do to each other.
+// True if each list is in order by itself: then the machine can run it, whatever the stages do to
+// each other.
 static bool lists_in_order(const PipelineLists *l, Error *err) {
-    if ((double)l->p * l->m * l->v > MOST_STEPS / 2) return error_set(err, "the list is too long for this page");
+    if ((double)l->p * l->m * l->v > MOST_STEPS / 2)
+        return error_set(err, "the list is too long for this page");
     for (int s = 0; s < l->p; s++)
         if (!pipeline_prove_list(l, s, err)) return false;
     return true;
 }
 
-// The fewest buffers at each end of a link with which the lists cannot hang; 0: they hang with any number.
+// The fewest buffers at each end of a link with which the lists cannot hang; 0: they hang with
+// any number.
 static size_t buffers_needed(const PipelineLists *l) {
     Error err;
     size_t most = (size_t)l->m * l->v;
@@ -104,8 +111,9 @@ double lists_bubble(const PipelineLists *lists, const double *cost, size_t L) {
     return bubble_of(lists->p, walked.end, walked.busy);
 }
 
-// Returns the operation that a stage is in and the stage for which it waits. Its compute stream waits for a message,
-// whose stream waits for the other stage; with one stream the message itself is there.
+// Returns the operation that a stage is in and the stage for which it waits. Its compute stream
+// waits for a message, whose stream waits for the other stage; with one stream the message itself
+// is there.
 static Stuck find_stuck(const Machine *mc, int stage) {
     Stuck stuck = {-1, 0, 0, 0, stage, 0};
     const Stream *streams = &mc->streams[stage * STREAM_COUNT];
@@ -131,12 +139,13 @@ static Stuck find_stuck(const Machine *mc, int stage) {
     return stuck;
 }
 
-// Copies the operations that ran, stage by stage; the computes of a stage in the order of time, then its messages if
-// the page draws them.
+// Copies the operations that ran, stage by stage; the computes of a stage in the order of time,
+// then its messages if the page draws them.
 static void copy_boxes(const Machine *mc, Result *r, bool with_messages) {
     size_t count = 0;
     for (int i = 0; i < mc->p * STREAM_COUNT; i++)
-        if (with_messages || i % STREAM_COUNT == mc->stream_of[STREAM_COMPUTE]) count += mc->streams[i].next;
+        if (with_messages || i % STREAM_COUNT == mc->stream_of[STREAM_COMPUTE])
+            count += mc->streams[i].next;
     r->boxes = host_alloc(count, sizeof *r->boxes);
     r->first = host_alloc((size_t)mc->p + 1, sizeof *r->first);
     int n = 0;
@@ -150,7 +159,9 @@ static void copy_boxes(const Machine *mc, Result *r, bool with_messages) {
                     const StreamOp *op = &stream->ops[k];
                     if ((op->type != OP_COMPUTE) != messages) continue;
                     Box box = {op->start, op->end, 0, op->step.micro, op->step.chunk};
-                    box.kind = op->type == OP_COMPUTE ? (int)op->step.kind : op->type == OP_SEND ? 3 : 4;
+                    box.kind = op->type == OP_COMPUTE ? (int)op->step.kind
+                               : op->type == OP_SEND  ? 3
+                                                      : 4;
                     r->boxes[n++] = box;
                 }
             }
@@ -158,19 +169,23 @@ static void copy_boxes(const Machine *mc, Result *r, bool with_messages) {
     r->first[mc->p] = n;
 }
 
-// Adds the messages at both ends of a stage's links. A stage receives in the order in which its neighbour sends.
-static void walk_messages(const PipelineLists *l, const PipelineRun *walked, int stage, double transfer, Box *boxes,
-                          int *n) {
+// Adds the messages at both ends of a stage's links. A stage receives in the order in which its
+// neighbour sends.
+static void walk_messages(const PipelineLists *l, const PipelineRun *walked, int stage,
+                          double transfer, Box *boxes, int *n) {
     for (int s = 0; s < l->p; s++) {
         bool near = s == stage || (s + 1) % l->p == stage || (stage + 1) % l->p == s;
         for (size_t i = 0; near && i < l->counts[s]; i++) {
             PipelineStep step = l->steps[s][i];
-            int from, to, reads = step.chunk * l->p + s + (step.kind == STEP_FORWARD ? 1 : -1);  // global chunk
+            int from, to,
+                reads = step.chunk * l->p + s +
+                        (step.kind == STEP_FORWARD ? 1 : -1);  // global chunk
             double sent = walked->steps[s][i].sent;
             pipeline_neighbours(l->p, s, l->v, step, &from, &to);
             if (to == PIPELINE_NONE) continue;
             if (s == stage) boxes[(*n)++] = (Box){sent - transfer, sent, 3, step.micro, step.chunk};
-            if (to == stage) boxes[(*n)++] = (Box){sent - transfer, sent, 4, step.micro, reads / l->p};
+            if (to == stage)
+                boxes[(*n)++] = (Box){sent - transfer, sent, 4, step.micro, reads / l->p};
         }
     }
 }
@@ -203,9 +218,10 @@ static void run_walk(const PipelineLists *l, const PipelineTimes *times, size_t 
     r->first[l->p] = n;
 }
 
-// Runs lists on the machine, which may hang, and copies their boxes and the operations that do not begin.
-static void run_machine(const PipelineLists *l, const PipelineTimes *times, size_t buffers, bool one_stream, Result *r,
-                        bool with_messages) {
+// Runs lists on the machine, which may hang, and copies their boxes and the operations that do
+// not begin.
+static void run_machine(const PipelineLists *l, const PipelineTimes *times, size_t buffers,
+                        bool one_stream, Result *r, bool with_messages) {
     Machine mc = {.p = l->p, .m = l->m, .v = l->v, .buffers = buffers, .transfer = times->transfer,
                   .scale = times->scale};
     for (int role = 0; role < STREAM_COUNT; role++) mc.stream_of[role] = one_stream ? 0 : role;
@@ -218,19 +234,23 @@ static void run_machine(const PipelineLists *l, const PipelineTimes *times, size
     copy_boxes(&mc, r, with_messages);
 }
 
-// Returns the papers' bubble, idle over work, for chunks that all cost the same; NAN if there is no formula.
-double schedule_formula(int kind, int p, int m, int v, double forward, double backward, double weight) {
+// Returns the papers' bubble, idle over work, for chunks that all cost the same; NAN if there is
+// no formula.
+double schedule_formula(int kind, int p, int m, int v, double forward, double backward,
+                        double weight) {
     double bubble = pipeline_bubble(p, m, v);
-    if (kind == SCHEDULE_ZB_H1) return bubble * (forward + backward - weight) / (forward + backward + weight);
+    if (kind == SCHEDULE_ZB_H1)
+        return bubble * (forward + backward - weight) / (forward + backward + weight);
     return kind <= SCHEDULE_INTERLEAVED ? bubble : __builtin_nan("");
 }
 
-// Makes the lists, has them proved, runs them. A step of a chunk of average length costs `cost`, and others as many
-// times more as they have more layers; layers 0: all chunks are equal. one_stream: send, receive and compute share one.
-// lanes: up to how many stages the page draws messages. Returns 0; 1 if refused, with the sentence in stderr_text; 2 if
-// it hangs, with the operations up to there. The result lives until the next run.
-int schedule_run(int kind, int p, int m, int v, double forward, double backward, double weight, double transfer,
-                 int layers, int limit, int buffers, int one_stream, int lanes) {
+// Makes the lists, has them proved, runs them. A step of a chunk of average length costs `cost`,
+// and others as many times more as they have more layers; layers 0: all chunks are equal.
+// one_stream: send, receive and compute share one. lanes: up to how many stages the page draws
+// messages. Returns 0; 1 if refused, with the sentence in stderr_text; 2 if it hangs, with the
+// operations up to there. The result lives until the next run.
+int schedule_run(int kind, int p, int m, int v, double forward, double backward, double weight,
+                 double transfer, int layers, int limit, int buffers, int one_stream, int lanes) {
     Error err;
     Result *r = &run.result;
     const PipelineTimes times = {{forward, backward, weight}, transfer, NULL};
@@ -245,7 +265,9 @@ int schedule_run(int kind, int p, int m, int v, double forward, double backward,
     PipelineLists *l = &run.lists;
     p = l->p, m = l->m, v = l->v;
     if (layers && layers < p * v) {
-        error_set(&err, "%d layers do not fill %d stages * %d chunks: lower --pipeline or --virtual", layers, p, v);
+        error_set(&err,
+                  "%d layers do not fill %d stages * %d chunks: lower --pipeline or --virtual",
+                  layers, p, v);
         return refuse(err.text);
     }
     size_t needs = buffers_needed(l);
@@ -284,20 +306,22 @@ void schedule_list(int stage) {
     schedule_text[0] = 0;
     for (size_t i = 0; i < run.lists.counts[stage] && at + 32 < sizeof schedule_text; i++) {
         PipelineStep step = run.lists.steps[stage][i];
-        at += (size_t)snprintf(schedule_text + at, 32, run.lists.v > 1 ? "%s%c%d.%d" : "%s%c%d", i ? " " : "",
-                               "FBW"[step.kind], step.micro, step.chunk);
+        at += (size_t)snprintf(schedule_text + at, 32, run.lists.v > 1 ? "%s%c%d.%d" : "%s%c%d",
+                               i ? " " : "", "FBW"[step.kind], step.micro, step.chunk);
     }
 }
 
-// ---- rings ----------------------------------------------------------------------------------------------------------
+// ---- rings -----------------------------------------------------------------------------
 
 enum { RING_MOST = 16 };
 
-// The content of each part of each rank's buffer before and after every round, as a set of ranks whose contributions it
-// holds, one bit each; and the part that a rank sends in a round. In round k of a reduce-scatter rank r sends part
-// r - 1 - k, which it has just added to; in round k of an all-gather part r - k, which it has just got.
+// The content of each part of each rank's buffer before and after every round, as a set of ranks
+// whose contributions it holds, one bit each; and the part that a rank sends in a round. In round
+// k of a reduce-scatter rank r sends part r - 1 - k, which it has just added to; in round k of an
+// all-gather part r - k, which it has just got.
 typedef struct {
-    double rounds, bytes_sent, counted_sent;  // of rank 0: added up over the rounds, and by ring_traffic
+    double rounds, bytes_sent,
+        counted_sent;  // of rank 0: added up over the rounds, and by ring_traffic
     int sets[2 * RING_MOST][RING_MOST][RING_MOST], part[2 * RING_MOST][RING_MOST];
 } Ring;
 static Ring ring;
@@ -308,13 +332,15 @@ const Ring *ring_run(int op, int n, double count, int width) {
     size_t part_count = (size_t)count / (size_t)n;
     int half = n - 1, rounds = op == NCCL_MPI_ALL_REDUCE ? 2 * half : half;
     for (int r = 0; r < n; r++)
-        for (int i = 0; i < n; i++) ring.sets[0][r][i] = op != NCCL_MPI_ALL_GATHER || i == r ? 1 << r : 0;
+        for (int i = 0; i < n; i++)
+            ring.sets[0][r][i] = op != NCCL_MPI_ALL_GATHER || i == r ? 1 << r : 0;
     ring.rounds = rounds;
     for (int k = 0; k < rounds; k++) {
         bool adds = op == NCCL_MPI_REDUCE_SCATTER || (op == NCCL_MPI_ALL_REDUCE && k < half);
         memcpy(ring.sets[k + 1], ring.sets[k], sizeof ring.sets[k]);
         for (int r = 0; r < n; r++) {
-            int part = ring.part[k][r] = ((adds ? r - 1 - k : r - k % half) + 2 * n) % n, to = (r + 1) % n;
+            int part = ring.part[k][r] = ((adds ? r - 1 - k : r - k % half) + 2 * n) % n,
+                to = (r + 1) % n;
             int set = ring.sets[k][r][part];
             ring.sets[k + 1][to][part] = adds ? ring.sets[k][to][part] | set : set;
         }

@@ -1,5 +1,5 @@
-// checkpoints.h: fuzz targets: checkpoints that one layout writes and another reads, and folders of checkpoints that
-// somebody has touched.
+// checkpoints.h: fuzz targets: checkpoints that one layout writes and another reads, and folders
+// of checkpoints that somebody has touched.
 //
 // defines: fuzz_json, fuzz_config, fuzz_reshard, fuzz_folder
 #ifndef DEV_FUZZ_CHECKPOINTS_H
@@ -15,7 +15,8 @@ static int fuzz_lock = -1;
 static void fuzz_empty_out(void) {
     char command[128];
     if (!fuzz_out[0]) {
-        snprintf(fuzz_out, sizeof fuzz_out, "%s/llmc-fuzz-XXXXXX", access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp");
+        snprintf(fuzz_out, sizeof fuzz_out, "%s/llmc-fuzz-XXXXXX",
+                 access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp");
         fuzz_promise(mkdtemp(fuzz_out) != NULL);
     }
     snprintf(command, sizeof command, "rm -rf %s", fuzz_out);
@@ -31,21 +32,26 @@ static void fuzz_json(const uint8_t *data, size_t size) {
     fuzz_promise(folder_make(fuzz_out, &err));
     snprintf(path, sizeof path, "%s/%s.json", fuzz_out, data[0] % 2 == 0 ? "config" : "trainer");
     FILE *file = file_open_output(path, O_WRONLY | O_TRUNC, &err);
-    fuzz_promise(file != NULL && fwrite(data + 1, 1, size - 1, file) == size - 1 && fclose(file) == 0);
+    fuzz_promise(file != NULL && fwrite(data + 1, 1, size - 1, file) == size - 1 &&
+                 fclose(file) == 0);
     if (data[0] % 2 == 0) {
         GPTConfig a, b;
         if (config_read(fuzz_out, NULL, &a, &err)) {
             size_t bytes;
             char *source = file_read(path, CONFIG_MAX_FILE, &bytes, &err);
-            fuzz_promise(source && config_write_again(path, &a, data[0] & 64, data[0] & 32 ? source : NULL, &err) &&
-                         config_read(fuzz_out, NULL, &b, &err));
+            fuzz_promise(
+                source &&
+                config_write_again(path, &a, data[0] & 64, data[0] & 32 ? source : NULL, &err) &&
+                config_read(fuzz_out, NULL, &b, &err));
             free(source);
-            fuzz_promise(a.L == b.L && a.C == b.C && a.NH == b.NH && a.V == b.V && a.Vp == b.Vp && a.maxT == b.maxT);
+            fuzz_promise(a.L == b.L && a.C == b.C && a.NH == b.NH && a.V == b.V && a.Vp == b.Vp &&
+                         a.maxT == b.maxT);
         }
     } else {
         TrainerState a, b;
         if (trainer_state_read(fuzz_out, &a, &err)) {
-            fuzz_promise(trainer_state_write(path, &a, NULL, &err) && trainer_state_read(fuzz_out, &b, &err));
+            fuzz_promise(trainer_state_write(path, &a, NULL, &err) &&
+                         trainer_state_read(fuzz_out, &b, &err));
             char *notes;
             size_t bytes;
             FILE *out = open_memstream(&notes, &bytes);
@@ -57,21 +63,51 @@ static void fuzz_json(const uint8_t *data, size_t size) {
     }
 }
 
-// A sound config.json of each kind of model, in which members of all kinds are set. RoPE's stand for themselves.
+// A sound config.json of each kind of model, in which members of all kinds are set. RoPE's stand
+// for themselves.
 static const char *const FUZZ_CONFIGS[] = {
-    "{\"model_type\": \"gpt2\", \"n_embd\": 8, \"n_layer\": 2, \"n_head\": 2, \"vocab_size\": 9, \"n_positions\": 5}",
-    "{\"model_type\": \"llama\", \"hidden_size\": 16, \"num_hidden_layers\": 2, \"num_attention_heads\": 4, "
+    "{\"model_type\": \"gpt2\", \"n_embd\": 8, \"n_layer\": 2, \"n_head\": 2, \"vocab_size\": 9, "
+    "\"n_positions\": 5}",
+    "{\"model_type\": \"llama\", \"hidden_size\": 16, \"num_hidden_layers\": 2, "
+    "\"num_attention_heads\": 4, "
     "\"intermediate_size\": 8, \"vocab_size\": 9, \"max_position_embeddings\": 5}",
-    "{\"model_type\": \"qwen2\", \"hidden_size\": 16, \"num_hidden_layers\": 2, \"num_attention_heads\": 4, "
-    "\"intermediate_size\": 8, \"vocab_size\": 9, \"max_position_embeddings\": 5, \"rope_theta\": 1e6}",
-    "{\"model_type\": \"nemotron\", \"hidden_size\": 16, \"num_hidden_layers\": 2, \"num_attention_heads\": 4, "
-    "\"intermediate_size\": 8, \"vocab_size\": 9, \"max_position_embeddings\": 5, \"num_key_value_heads\": 2}"};
+    "{\"model_type\": \"qwen2\", \"hidden_size\": 16, \"num_hidden_layers\": 2, "
+    "\"num_attention_heads\": 4, "
+    "\"intermediate_size\": 8, \"vocab_size\": 9, \"max_position_embeddings\": 5, "
+    "\"rope_theta\": 1e6}",
+    "{\"model_type\": \"nemotron\", \"hidden_size\": 16, \"num_hidden_layers\": 2, "
+    "\"num_attention_heads\": 4, "
+    "\"intermediate_size\": 8, \"vocab_size\": 9, \"max_position_embeddings\": 5, "
+    "\"num_key_value_heads\": 2}"};
 static const char *const FUZZ_VALUES[] = {
-    "null", "true", "false", "0", "1", "2", "4", "8", "16", "28", "-1", "0.5", "1.0", "1e-05", "1e999", "[]", "{}",
-    "\"silu\"", "\"gelu_new\"", "\"float32\"", "\"bfloat16\"", "[\"full_attention\", \"full_attention\"]",
-    "[\"full_attention\", \"sliding_attention\"]", "{\"rope_type\": \"default\", \"rope_theta\": 1e6}",
-    "{\"rope_type\": \"default\", \"partial_rotary_factor\": 0.5}", "{\"type\": \"yarn\", \"factor\": 4.0}",
-    ("{\"rope_type\": \"llama3\", \"factor\": 8.0, \"low_freq_factor\": 1.0, \"high_freq_factor\": 4.0, "
+    "null",
+    "true",
+    "false",
+    "0",
+    "1",
+    "2",
+    "4",
+    "8",
+    "16",
+    "28",
+    "-1",
+    "0.5",
+    "1.0",
+    "1e-05",
+    "1e999",
+    "[]",
+    "{}",
+    "\"silu\"",
+    "\"gelu_new\"",
+    "\"float32\"",
+    "\"bfloat16\"",
+    "[\"full_attention\", \"full_attention\"]",
+    "[\"full_attention\", \"sliding_attention\"]",
+    "{\"rope_type\": \"default\", \"rope_theta\": 1e6}",
+    "{\"rope_type\": \"default\", \"partial_rotary_factor\": 0.5}",
+    "{\"type\": \"yarn\", \"factor\": 4.0}",
+    ("{\"rope_type\": \"llama3\", \"factor\": 8.0, \"low_freq_factor\": 1.0, "
+     "\"high_freq_factor\": 4.0, "
      "\"original_max_position_embeddings\": 8}"),
     "{\"rope_type\": \"llama3\", \"type\": \"default\", \"factor\": 0.1}"};
 
@@ -109,8 +145,9 @@ static void fuzz_same_model(const FuzzModel *a, const FuzzModel *b, bool gpt2) {
                           memcmp(&a->m.KV, &b->m.KV, sizeof a->m - offsetof(Llama, KV)) == 0));
 }
 
-// The first byte takes one of FUZZ_CONFIGS, two more each set a member. What is read comes back from what is written,
-// with the source and without; a member that nobody knows is read only if it is null.
+// The first byte takes one of FUZZ_CONFIGS, two more each set a member. What is read comes back
+// from what is written, with the source and without; a member that nobody knows is read only if
+// it is null.
 static void fuzz_config(const uint8_t *data, size_t size) {
     char path[96];
     Error err;
@@ -131,7 +168,8 @@ static void fuzz_config(const uint8_t *data, size_t size) {
     fuzz_promise(file_write_text(path, text, &err));
     if (fuzz_read_model(&a, gpt2, &err)) {
         fuzz_promise(!unknown);
-        fuzz_promise(config_write_again(path, &a.g, bf16, text, &err) && fuzz_read_model(&b, gpt2, &err));
+        fuzz_promise(config_write_again(path, &a.g, bf16, text, &err) &&
+                     fuzz_read_model(&b, gpt2, &err));
         fuzz_same_model(&a, &b, gpt2);
         fuzz_promise(config_write(path, &a.g, bf16, &err) && fuzz_read_model(&b, gpt2, &err));
         fuzz_same_model(&a, &b, gpt2);
@@ -142,7 +180,8 @@ static void fuzz_config(const uint8_t *data, size_t size) {
 }
 
 // Fills a rank's values, or compares them, with the model's elements: numbers that bf16 has.
-static void fuzz_fill(const ParamTable *table, size_t lo, size_t hi, float *values, StateKind kind, bool compare) {
+static void fuzz_fill(const ParamTable *table, size_t lo, size_t hi, float *values,
+                      StateKind kind, bool compare) {
     for (size_t i = 0, first, behind; i < table->count; i++) {
         const Tensor *x = &table->tensors[i];
         slice_of(x, lo, hi, &first, &behind);
@@ -150,7 +189,8 @@ static void fuzz_fill(const ParamTable *table, size_t lo, size_t hi, float *valu
         for (size_t r = 0; tensor_run(x, r, first, behind, &run); r++) {
             for (size_t j = 0; j < run.count; j++) {
                 float *at = &values[x->offset + run.local + j];
-                float value = (float)((x->id * 7919 + (size_t)kind * 104729 + (run.global + j) * 31) % 256);
+                float value =
+                    (float)((x->id * 7919 + (size_t)kind * 104729 + (run.global + j) * 31) % 256);
                 if (compare) fuzz_promise(*at == value);
                 else *at = value;
             }
@@ -163,15 +203,18 @@ typedef struct {
 } FuzzLayout;
 
 // Every rank of the layout writes its slices, or reads and compares them.
-static void fuzz_ranks(const GPTConfig *config, FuzzLayout l, bool bf16, const char *dir, Checksums *sums) {
+static void fuzz_ranks(const GPTConfig *config, FuzzLayout l, bool bf16, const char *dir,
+                       Checksums *sums) {
     Error err;
     for (size_t rank = 0; rank < l.t * l.p * l.d; rank++) {
-        size_t layers[16], n = 0, dr = rank / l.t % l.d, stage = rank / l.t / l.d, chunks = l.p * l.v;
+        size_t layers[16], n = 0, dr = rank / l.t % l.d, stage = rank / l.t / l.d,
+                           chunks = l.p * l.v;
         for (size_t i = 0; i < config->L; i++)
             if (i * chunks / config->L % l.p == stage) layers[n++] = i;
         Shard shard;
         memset(&shard, 0, sizeof shard);
-        shard.t = l.t, shard.t_rank = rank % l.t, shard.embedding = stage == 0, shard.head = stage == l.p - 1;
+        shard.t = l.t, shard.t_rank = rank % l.t, shard.embedding = stage == 0,
+        shard.head = stage == l.p - 1;
         shard.n_layers = n, shard.layers = layers;
         ParamTable table = table_make(config, shard);
         size_t lo = table.total * dr / l.d, hi = table.total * (dr + 1) / l.d;
@@ -188,7 +231,8 @@ static void fuzz_ranks(const GPTConfig *config, FuzzLayout l, bool bf16, const c
     }
 }
 
-static void fuzz_save(const GPTConfig *config, FuzzLayout l, bool bf16, size_t step, char dir[PATH_MAX]) {
+static void fuzz_save(const GPTConfig *config, FuzzLayout l, bool bf16, size_t step,
+                      char dir[PATH_MAX]) {
     char tmp[PATH_MAX];
     Error err;
     TrainerState state = {.step = step, .bf16 = bf16, .save = checkpoint_next_save(fuzz_out, 0)};
@@ -212,7 +256,12 @@ static void fuzz_reshard(const uint8_t *data, size_t size) {
     char dir[PATH_MAX];
     Error err;
     if (size < 9) return;
-    GPTConfig config = {4 + data[0] % 5, 4 * (1 + data[1] % 9), 4, 1 + data[2] + data[3] % 64, 0, 1 + data[3] % 12,
+    GPTConfig config = {4 + data[0] % 5,
+                        4 * (1 + data[1] % 9),
+                        4,
+                        1 + data[2] + data[3] % 64,
+                        0,
+                        1 + data[3] % 12,
                         NULL};
     config.Vp = padded_vocabulary(config.V);
     fuzz_empty_out();
@@ -221,8 +270,9 @@ static void fuzz_reshard(const uint8_t *data, size_t size) {
     fuzz_ranks(&config, fuzz_some_layout(data[6], data[7], config.L), data[8] & 1, dir, NULL);
 }
 
-// Three bytes each: a save, a prune, or something that people, disks and clocks do to one of the folder's checkpoints.
-// The checkpoint taken in the end is sound; the last save is taken if it was left alone.
+// Three bytes each: a save, a prune, or something that people, disks and clocks do to one of the
+// folder's checkpoints. The checkpoint taken in the end is sound; the last save is taken if it
+// was left alone.
 static void fuzz_folder(const uint8_t *data, size_t size) {
     static const GPTConfig tiny = {1, 4, 4, 5, 128, 3, NULL};
     static const FuzzLayout one = {1, 1, 1, 1};
@@ -243,17 +293,21 @@ static void fuzz_folder(const uint8_t *data, size_t size) {
             case 0: case 1: fuzz_save(&tiny, one, false, step, last), hit = false; break;
             case 2: checkpoint_prune(fuzz_out, data[i + 2] % 3, step), hit = false; break;
             case 3: fuzz_promise(!there || unlink(path) == 0); break;
-            case 4: fuzz_promise(!there || ftruncate(fd, info.st_size * data[i + 2] / 256) == 0); break;
+            case 4:
+                fuzz_promise(!there || ftruncate(fd, info.st_size * data[i + 2] / 256) == 0);
+                break;
             case 5: if (there && info.st_size > 0) {
                         off_t at = info.st_size - 1 - data[i + 2] % info.st_size;
-                        fuzz_promise(pread(fd, &byte, 1, at) == 1 && (byte ^= 4, pwrite(fd, &byte, 1, at) == 1));
+                        fuzz_promise(pread(fd, &byte, 1, at) == 1 &&
+                                     (byte ^= 4, pwrite(fd, &byte, 1, at) == 1));
                     }
                     break;
             case 6: hit = there && utimensat(AT_FDCWD, path, times, 0) != 0; break;
             case 7: if (there) {
-                        snprintf(command, sizeof command, "rm -rf %s/step-%08zu; cp -r %s %s/step-%08zu", fuzz_out,
-                                 step + 6, dir, fuzz_out, step + 6);
-                        fuzz_promise(system(command) == 0);
+                    snprintf(command, sizeof command,
+                             "rm -rf %s/step-%08zu; cp -r %s %s/step-%08zu", fuzz_out, step + 6,
+                             dir, fuzz_out, step + 6);
+                    fuzz_promise(system(command) == 0);
                     }
                     hit = true;  // a copy has the same count of saves
         }

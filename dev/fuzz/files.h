@@ -1,7 +1,7 @@
 // files.h: fuzz targets: the binary and JSON files that a trainer reads.
 //
-// defines: fuzz_promise, fuzz_file, fuzz_shards, fuzz_log, fuzz_eval, fuzz_safetensors, fuzz_index, fuzz_tokenizer,
-//          fuzz_tokenizer_keys
+// defines: fuzz_promise, fuzz_file, fuzz_shards, fuzz_log, fuzz_eval, fuzz_safetensors,
+//          fuzz_index, fuzz_tokenizer, fuzz_tokenizer_keys
 #ifndef DEV_FUZZ_FILES_H
 #define DEV_FUZZ_FILES_H
 
@@ -53,8 +53,8 @@ static bool fuzz_is_eval(const char *line) {
     return found && found < line + strcspn(line, "\n");
 }
 
-// A log that a resumed run continues: it keeps the beginning, up to the run's first step, and lines of --eval. A file
-// that is no log is left alone.
+// A log that a resumed run continues: it keeps the beginning, up to the run's first step, and
+// lines of --eval. A file that is no log is left alone.
 static void fuzz_log(const uint8_t *data, size_t size) {
     char path[40];
     Error err;
@@ -78,7 +78,8 @@ static void fuzz_log(const uint8_t *data, size_t size) {
     for (char *line = kept; is_log && *line; line += strcspn(line, "\n") + 1) {
         fuzz_promise(strncmp(line, "{\"step\":", 8) == 0);
         fuzz_promise(strtoull(line + 8, NULL, 10) <= done || fuzz_is_eval(line));
-        if (!strchr(line, '\n') || strlen(line) + (size_t)(line - kept) < left) break;  // a 0 byte hides the rest
+        if (!strchr(line, '\n') || strlen(line) + (size_t)(line - kept) < left)
+            break;  // a 0 byte hides the rest
     }
     if (is_log) fuzz_promise(log_close(&log, &err));
     free(kept);
@@ -97,8 +98,10 @@ static void fuzz_eval(const uint8_t *data, size_t size) {
         fuzz_promise(e.rows > 0 && e.count <= size);
         for (size_t i = 0; i < e.rows; i++) {
             const EvalRow *x = &e.row[i];
-            fuzz_promise(x->first > 0 && x->count > 0 && x->first + x->count <= x->tokens && x->tokens <= T + 1);
-            fuzz_promise(x->at + x->tokens <= e.count && x->right == (e.kind == EVAL_CHOICES && (x->right || !i)));
+            fuzz_promise(x->first > 0 && x->count > 0 && x->first + x->count <= x->tokens &&
+                         x->tokens <= T + 1);
+            fuzz_promise(x->at + x->tokens <= e.count &&
+                         x->right == (e.kind == EVAL_CHOICES && (x->right || !i)));
             for (size_t k = 0; k < x->tokens; k++) fuzz_promise(eval_word_at(&e, x->at + k) < V);
         }
         eval_close(&e);
@@ -116,7 +119,8 @@ static void fuzz_safetensors(const uint8_t *data, size_t size) {
     if (st_open(&st, path, O_RDONLY, &err)) {
         for (size_t i = 0; i < st.count && i < 50; i++) {
             const STEntry *x = &st.entries[i];
-            fuzz_promise(x->begin + x->count * ST_TYPES[x->dtype].width <= size && st_find(&st, x->name) != NULL);
+            fuzz_promise(x->begin + x->count * ST_TYPES[x->dtype].width <= size &&
+                         st_find(&st, x->name) != NULL);
             size_t count = x->count < 512 ? x->count : 512;
             if (x->dtype >= ST_OTHER) continue;
             st_read_floats(&st, x, 0, count, values, &err);
@@ -137,8 +141,8 @@ static void fuzz_safetensors(const uint8_t *data, size_t size) {
     close(fd);
 }
 
-// The index of weights in several files: two sound ones of two tensors each, "900" and "901", and "902", whose bytes
-// stand behind the first 0 byte. The folder is this process's open files.
+// The index of weights in several files: two sound ones of two tensors each, "900" and "901", and
+// "902", whose bytes stand behind the first 0 byte. The folder is this process's open files.
 static void fuzz_index(const uint8_t *data, size_t size) {
     static bool made = false;
     char path[40], other[40];
@@ -149,8 +153,10 @@ static void fuzz_index(const uint8_t *data, size_t size) {
         char text[180] = "";
         uint64_t length = 144;  // 20 bytes of data follow
         snprintf(text + 8, sizeof text - 8,
-                 ST_START ",\"%c\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[0,12]},"
-                 "\"%c\":{\"dtype\":\"BF16\",\"shape\":[2,2],\"data_offsets\":[12,20]}}", i ? 'c' : 'a', i ? 'd' : 'b');
+                 ST_START
+                 ",\"%c\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[0,12]},"
+                 "\"%c\":{\"dtype\":\"BF16\",\"shape\":[2,2],\"data_offsets\":[12,20]}}",
+                 i ? 'c' : 'a', i ? 'd' : 'b');
         memcpy(text, &length, sizeof length);
         int fd = fuzz_file((uint8_t *)text, 8 + length + 20, path);
         if (dup2(fd, 900 + i) < 0) exit(1);
@@ -166,7 +172,8 @@ static void fuzz_index(const uint8_t *data, size_t size) {
     memset(&st, 0, sizeof st);
     st.path = host_string(path);
     cJSON *root = json_read(path, ST_MAX_HEADER, &err);
-    bool sound = root && st_add_listed(&st, cJSON_GetObjectItemCaseSensitive(root, "weight_map"), &err);
+    bool sound = root &&
+                 st_add_listed(&st, cJSON_GetObjectItemCaseSensitive(root, "weight_map"), &err);
     cJSON_Delete(root);
     for (size_t i = 0; i < st.count && sound; i++) {
         const STEntry *x = &st.entries[i];
@@ -178,7 +185,8 @@ static void fuzz_index(const uint8_t *data, size_t size) {
     close(fd);
 }
 
-// A tokenizer that was opened: a prompt has no more tokens than bytes, each of them known. Frees it.
+// A tokenizer that was opened: a prompt has no more tokens than bytes, each of them known. Frees
+// it.
 static void fuzz_prompt(Tokenizer *tk, const uint8_t *text, size_t bytes) {
     Error err;
     int *tokens = (int *)host_alloc(bytes + 1, sizeof(int));
@@ -213,7 +221,8 @@ static void fuzz_tokenizer(const uint8_t *data, size_t size) {
     close(fd);
 }
 
-// Returns the object of a sound tokenizer.json that such keys stand in. second: the other one of two.
+// Returns the object of a sound tokenizer.json that such keys stand in. second: the other one of
+// two.
 static cJSON *fuzz_key_object(cJSON *root, const char *name, bool second) {
     cJSON *object = strcmp(name, "tokenizer") == 0 ? root : cJSON_GetObjectItem(root, name);
     cJSON *list = cJSON_IsArray(object) ? object : cJSON_GetObjectItem(object, "pretokenizers");
@@ -222,24 +231,59 @@ static cJSON *fuzz_key_object(cJSON *root, const char *name, bool second) {
     return item ? item : object;
 }
 
-// Keys of a sound tokenizer.json get other values, and one each that no format has. Two bytes are a key and its value,
-// which is one of a list, or text up to the next 0 byte. A key of 255 ends them, and the prompt follows.
+// Keys of a sound tokenizer.json get other values, and one each that no format has. Two bytes are
+// a key and its value, which is one of a list, or text up to the next 0 byte. A key of 255 ends
+// them, and the prompt follows.
 static void fuzz_tokenizer_keys(const uint8_t *data, size_t size) {
     static const char base[] =
-        "{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,\"added_tokens\":[{\"id\":4,\"content\":"
-        "\"<|endoftext|>\",\"special\":true},{\"id\":5,\"content\":\"ba\",\"lstrip\":false}],\"normalizer\":null,"
-        "\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Split\",\"pattern\":{\"Regex\":"
-        "\"\\\\p{L}+| \"},\"behavior\":\"Isolated\",\"invert\":false},{\"type\":\"ByteLevel\",\"add_prefix_space\":"
-        "false,\"use_regex\":false}]},\"post_processor\":{\"type\":\"Sequence\",\"processors\":[{\"type\":"
-        "\"ByteLevel\"},{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":\"s\"}},{\"Sequence\":"
-        "{\"id\":\"A\"}}],\"special_tokens\":{\"s\":{\"ids\":[4]}}}]},\"decoder\":{\"type\":\"ByteLevel\"},\"model\":"
-        "{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"ab\":2,\"\\u0120\":3,\"<|endoftext|>\":4},\"merges\":"
+        "{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,\"added_tokens\":[{\"id\":4,"
+        "\"content\":"
+        "\"<|endoftext|>\",\"special\":true},{\"id\":5,\"content\":\"ba\",\"lstrip\":false}],"
+        "\"normalizer\":null,"
+        "\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Split\","
+        "\"pattern\":{\"Regex\":"
+        "\"\\\\p{L}+| "
+        "\"},\"behavior\":\"Isolated\",\"invert\":false},{\"type\":\"ByteLevel\",\"add_prefix_"
+        "space\":"
+        "false,\"use_regex\":false}]},\"post_processor\":{\"type\":\"Sequence\",\"processors\":[{"
+        "\"type\":"
+        "\"ByteLevel\"},{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":"
+        "\"s\"}},{\"Sequence\":"
+        "{\"id\":\"A\"}}],\"special_tokens\":{\"s\":{\"ids\":[4]}}}]},\"decoder\":{\"type\":"
+        "\"ByteLevel\"},\"model\":"
+        "{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"ab\":2,\"\\u0120\":3,\"<|endoftext|>\":4}"
+        ",\"merges\":"
         "[\"a b\"]}}";
     static const char *const values[] = {
-        "null", "true", "false", "0", "1", "4", "\"\"", "\"ab\"", "\"NFC\"", "\"ByteLevel\"", "\"Sequence\"",
-        "\"Digits\"", "\"Split\"", "\"TemplateProcessing\"", "\"BPE\"", "\"Isolated\"", "\"1.0\"", "[]", "{}",
-        "[[\"a\",\"b\"]]", "{\"type\":\"NFC\"}", "{\"type\":\"ByteLevel\"}", "{\"Regex\":\"(?:a|b)+?\"}",
-        "[{\"Sequence\":{\"id\":\"A\"}}]", "{\"s\":{\"ids\":[0,1,2]}}", "\"a\\u00e9\"", "\" \"", "5", "6",
+        "null",
+        "true",
+        "false",
+        "0",
+        "1",
+        "4",
+        "\"\"",
+        "\"ab\"",
+        "\"NFC\"",
+        "\"ByteLevel\"",
+        "\"Sequence\"",
+        "\"Digits\"",
+        "\"Split\"",
+        "\"TemplateProcessing\"",
+        "\"BPE\"",
+        "\"Isolated\"",
+        "\"1.0\"",
+        "[]",
+        "{}",
+        "[[\"a\",\"b\"]]",
+        "{\"type\":\"NFC\"}",
+        "{\"type\":\"ByteLevel\"}",
+        "{\"Regex\":\"(?:a|b)+?\"}",
+        "[{\"Sequence\":{\"id\":\"A\"}}]",
+        "{\"s\":{\"ids\":[0,1,2]}}",
+        "\"a\\u00e9\"",
+        "\" \"",
+        "5",
+        "6",
         "{\"a\":0,\"b\":1,\" \":5}",
     };
     enum { VALUES = sizeof values / sizeof values[0] };

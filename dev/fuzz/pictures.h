@@ -38,7 +38,8 @@ static void fuzz_plots(const uint8_t *data, size_t size) {
     close(fd);
 }
 
-// The command lines of schedule, a word a line, for pipelines of a few thousand steps. Pictures are not written.
+// The command lines of schedule, a word a line, for pipelines of a few thousand steps. Pictures
+// are not written.
 static void fuzz_machine(const uint8_t *data, size_t size) {
     char *words[16] = {NULL}, *rest;
     int count = 1;
@@ -47,7 +48,8 @@ static void fuzz_machine(const uint8_t *data, size_t size) {
     rest = text;
     words[0] = (char *)"schedule";
     for (char *word; count < 15 && (word = strsep(&rest, "\n"));) {
-        if (strncmp(word, "--trac", 6) == 0 || strncmp(word, "--ta", 4) == 0) continue;  // files; a long table
+        if (strncmp(word, "--trac", 6) == 0 || strncmp(word, "--ta", 4) == 0)
+            continue;  // files; a long table
         double x = strtod(word, NULL);
         if (x > 1) steps *= x;
         words[count++] = word;

@@ -1,6 +1,8 @@
-// texts.h: fuzz targets for texts that people write: command lines and their values, schedules, clusters, tables.
+// texts.h: fuzz targets for texts that people write: command lines and their values, schedules,
+// clusters, tables.
 //
-// defines: fuzz_options, fuzz_blend, fuzz_ramp, fuzz_schedule, fuzz_cluster, fuzz_simulate, fuzz_rows
+// defines: fuzz_options, fuzz_blend, fuzz_ramp, fuzz_schedule, fuzz_cluster, fuzz_simulate,
+//          fuzz_rows
 #ifndef DEV_FUZZ_TEXTS_H
 #define DEV_FUZZ_TEXTS_H
 
@@ -33,19 +35,22 @@ static void fuzz_options(const uint8_t *data, size_t size) {
     free(text);
 }
 
-// A blend: each source gives what its weight says, in turn, and is never further from its share than dataloader.h says.
+// A blend: each source gives what its weight says, in turn, and is never further from its share
+// than dataloader.h says.
 static void fuzz_blend(const uint8_t *data, size_t size) {
     Error err;
     DataLoader dl = {};
     char *text = strndup((const char *)data, size);
     if (blend_read(&dl, text, &err)) {
-        int64_t given[BLEND_MOST_SOURCES] = {0}, W = (int64_t)dl.parts, n = (int64_t)dl.source_count;
+        int64_t given[BLEND_MOST_SOURCES] = {0}, W = (int64_t)dl.parts,
+                n = (int64_t)dl.source_count;
         fuzz_promise(W > 0 && W <= BLEND_MOST_PARTS && n > 0 && n <= BLEND_MOST_SOURCES);
         blend_make(&dl);
         for (int64_t k = 0; k < W && k < 5000; k++) {
             uint64_t number, later;
             const DataSource *source = blend_source(&dl, (uint64_t)k, &number);
-            fuzz_promise(source - dl.sources < n && (int64_t)number == given[source - dl.sources]++);
+            fuzz_promise(source - dl.sources < n &&
+                         (int64_t)number == given[source - dl.sources]++);
             fuzz_promise(blend_source(&dl, (uint64_t)(k + 5 * W), &later) == source);
             fuzz_promise(later == number + 5 * source->weight);
             for (int64_t i = 0; i < n && n > 1; i++) {
@@ -53,18 +58,21 @@ static void fuzz_blend(const uint8_t *data, size_t size) {
                 fuzz_promise((off < 0 ? -off : off) * (2 * n - 2) <= W * (2 * n - 3));
             }
         }
-        for (int64_t i = 0; i < n && W <= 5000; i++) fuzz_promise(given[i] == (int64_t)dl.sources[i].weight);
+        for (int64_t i = 0; i < n && W <= 5000; i++)
+            fuzz_promise(given[i] == (int64_t)dl.sources[i].weight);
     }
     dataloader_close(&dl);
     free(text);
 }
 
-// A ramp: batches grow in steps of whole micro-batches up to the global batch, and the count of samples is theirs.
+// A ramp: batches grow in steps of whole micro-batches up to the global batch, and the count of
+// samples is theirs.
 static void fuzz_ramp(const uint8_t *data, size_t size) {
     Error err;
     Ramp ramp;
     if (size < 3) return;
-    size_t unit = 1 + data[0] % 16, G = unit * (1 + (size_t)data[1] * data[2]), sample = 0, before = 0;
+    size_t unit = 1 + data[0] % 16, G = unit * (1 + (size_t)data[1] * data[2]), sample = 0,
+           before = 0;
     char *text = strndup((const char *)data + 3, size - 3);
     if (ramp_parse(&ramp, text, G, unit, &err)) {
         for (size_t step = 0; step < 100; step++) {
@@ -86,8 +94,10 @@ static void fuzz_schedule(const uint8_t *data, size_t size) {
     int fd = fuzz_file(data, size, path);
     if (pipeline_read(path, &lists, &err)) {
         // The proof takes memory for all possible steps; a program asks for as many as it trains.
-        if ((double)lists.p * lists.m * lists.v < 1e5 && pipeline_prove(&lists, PIPELINE_BUFFERS, &err)) {
-            for (int s = 0; s < lists.p; s++) fuzz_promise(lists.counts[s] >= 2 * (size_t)lists.m * (size_t)lists.v);
+        if ((double)lists.p * lists.m * lists.v < 1e5 &&
+            pipeline_prove(&lists, PIPELINE_BUFFERS, &err)) {
+            for (int s = 0; s < lists.p; s++)
+                fuzz_promise(lists.counts[s] >= 2 * (size_t)lists.m * (size_t)lists.v);
         }
     }
     pipeline_lists_free(&lists);
@@ -99,12 +109,14 @@ static StepLayout fuzz_layout(void) {
     StepLayout r;
     memset(&r, 0, sizeof r);
     r.ranks = 32, r.layers = 8, r.C = 256, r.NH = 8, r.T = 128, r.vocabulary = 1024;
-    r.global_batch = 32, r.micro_batch = 2, r.t = 4, r.p = 2, r.d = 4, r.v = 2, r.schedule = SCHEDULE_INTERLEAVED;
+    r.global_batch = 32, r.micro_batch = 2, r.t = 4, r.p = 2, r.d = 4, r.v = 2,
+    r.schedule = SCHEDULE_INTERLEAVED;
     r.scatter_gather = r.zero = true;
     return r;
 }
 
-// A cluster: with any constants a step takes some time, no less than its bound, and its parts are numbers.
+// A cluster: with any constants a step takes some time, no less than its bound, and its parts are
+// numbers.
 static void fuzz_cluster(const uint8_t *data, size_t size) {
     char path[40];
     Error err;
@@ -124,10 +136,12 @@ static void fuzz_cluster(const uint8_t *data, size_t size) {
     close(fd);
 }
 
-// Any layout on any of the clusters that are described here: one that step_check takes has a time, no less than its
-// bound, that is the sum of its parts and the same when it is asked for again.
+// Any layout on any of the clusters that are described here: one that step_check takes has a
+// time, no less than its bound, that is the sum of its parts and the same when it is asked for
+// again.
 static void fuzz_simulate(const uint8_t *data, size_t size) {
-    static const char *const names[] = {"laptop", "dgx-a100", "selene-2021", "roce-a100", "eos-2025", "holmes-a100"};
+    static const char *const names[] = {"laptop",    "dgx-a100", "selene-2021",
+                                        "roce-a100", "eos-2025", "holmes-a100"};
     char path[64];
     Error err;
     Cluster cluster;
@@ -136,14 +150,18 @@ static void fuzz_simulate(const uint8_t *data, size_t size) {
     if (size < 16) return;
     snprintf(path, sizeof path, "dev/clusters/%s.json", names[data[0] % 6]);
     if (!cluster_read(&cluster, path, &err)) exit(1);
-    r.t = (size_t)1 << data[1] % 4, r.p = 1 + data[2] % 12, r.d = 1 + data[3] % 12, r.v = 1 + data[4] % 4;
+    r.t = (size_t)1 << data[1] % 4, r.p = 1 + data[2] % 12, r.d = 1 + data[3] % 12,
+    r.v = 1 + data[4] % 4;
     r.ranks = r.t * r.p * r.d;
-    r.layers = 1 + data[5] % 96, r.NH = r.t * (1 + data[6] % 16), r.C = r.NH * 8 * (1 + data[7] % 24);
+    r.layers = 1 + data[5] % 96, r.NH = r.t * (1 + data[6] % 16),
+    r.C = r.NH * 8 * (1 + data[7] % 24);
     r.T = 64 * (1 + (size_t)data[8]), r.micro_batch = 1 + data[9] % 8;
     r.global_batch = r.micro_batch * r.d * (1 + data[10] % 64);
     r.schedule = (Schedule)(data[11] % SCHEDULE_COUNT);
-    r.recompute = (LayerRecompute)(data[12] % (LAYER_WHOLE + 1)), r.max_in_flight = 1 + data[13] % 24;
-    r.sequence_parallel = data[14] & 1, r.scatter_gather = data[14] & 2, r.short_ends = data[14] & 4;
+    r.recompute = (LayerRecompute)(data[12] % (LAYER_WHOLE + 1)),
+    r.max_in_flight = 1 + data[13] % 24;
+    r.sequence_parallel = data[14] & 1, r.scatter_gather = data[14] & 2,
+    r.short_ends = data[14] & 4;
     r.zero = data[14] & 8, r.shard = data[14] & 16 ? 2 + data[14] / 32 % 2 : 0;
     strcpy(r.order, data[15] % 2 ? "tpd" : "tdp");
     bool sound = step_check(&r, &err), done = step_simulate(&cluster, &r, &time, &err);
@@ -155,8 +173,10 @@ static void fuzz_simulate(const uint8_t *data, size_t size) {
     double sum = 0;
     for (int i = 0; i < TIME_PARTS; i++) sum += time.parts[i];
     fuzz_promise(isfinite(time.seconds) && time.seconds > 0 && fabs(sum / time.seconds - 1) < 1e-6);
-    fuzz_promise(step_bound(&cluster, &r, &memo) <= time.seconds * (1 + 1e-9) && time.slowest < r.p);
-    fuzz_promise(step_simulate(&cluster, &r, &again, &err) && memcmp(&time, &again, sizeof time) == 0);
+    fuzz_promise(step_bound(&cluster, &r, &memo) <= time.seconds * (1 + 1e-9) &&
+                 time.slowest < r.p);
+    fuzz_promise(step_simulate(&cluster, &r, &again, &err) &&
+                 memcmp(&time, &again, sizeof time) == 0);
 }
 
 // A table of published runs: a row is refused by its layout or has a time.

@@ -1,6 +1,6 @@
-// memory.h: the memory of a layout on each device, from the trainers: train_gpt_3d.cu, train_zero_bubble.cu,
-// train_fsdp.cu and train_llama.cu are compiled into the planner (plan.cu), and their own `layout` counts allocations.
-// Their own checks refuse layouts.
+// memory.h: the memory of a layout on each device, from the trainers: train_gpt_3d.cu,
+// train_zero_bubble.cu, train_fsdp.cu and train_llama.cu are compiled into the planner (plan.cu),
+// and their own `layout` counts allocations. Their own checks refuse layouts.
 //
 // defines: Candidate, StageMemory, candidate_refused, candidate_memory
 #ifndef DEV_PLAN_MEMORY_H
@@ -37,7 +37,8 @@ static inline Options candidate_options(const Candidate *x, size_t vocabulary) {
     const StepLayout *r = &x->run;
     Options o;
     memset(&o, 0, sizeof o);
-    o.groups = rank_options(r->shard ? OPTIONS_DATA : OPTIONS_TENSOR | OPTIONS_PIPELINE | OPTIONS_DATA);
+    o.groups =
+        rank_options(r->shard ? OPTIONS_DATA : OPTIONS_TENSOR | OPTIONS_PIPELINE | OPTIONS_DATA);
     o.config = {r->layers, r->C, r->NH, vocabulary, padded_vocabulary(vocabulary), r->T, NULL};
     o.seq = r->T;
     o.micro_batch = r->micro_batch, o.global_batch = r->global_batch;
@@ -51,7 +52,8 @@ static inline Options candidate_options(const Candidate *x, size_t vocabulary) {
 }
 
 // Makes the model of a size in LLAMA_SIZES, for t tensor ranks. False if train_llama refuses it.
-static inline bool candidate_llama(Llama *m, int size, const GPTConfig *config, size_t t, Error *err) {
+static inline bool candidate_llama(Llama *m, int size, const GPTConfig *config, size_t t,
+                                   Error *err) {
     LlamaOptions flags = {size, 0, 0};
     return llama_resolve(m, &flags, config, false, t, err);
 }
@@ -62,15 +64,16 @@ static inline bool candidate_refused(const Candidate *x, size_t vocabulary, Erro
     Options o = candidate_options(x, vocabulary);
     size_t m = r->global_batch / (r->micro_batch * r->d);
     if (x->llama && (r->shard || step_split(r)))
-        return !error_set(err, "train_llama has the schedules gpipe, 1f1b and interleaved, and no FSDP");
+        return !error_set(
+            err, "train_llama has the schedules gpipe, 1f1b and interleaved, and no FSDP");
     Llama llama;
     if (x->llama && !candidate_llama(&llama, x->llama, &o.config, r->t, err)) return true;
     return !options_resolve(&o, NULL, r->ranks, err) ||
            !pipeline_check((Schedule)o.schedule, (int)r->p, (int)m, (int)r->v, err);
 }
 
-// Returns how many (micro-batch, chunk) pairs a stage holds activations of; dev/test/test_pipeline.c holds the lists to
-// the same numbers.
+// Returns how many (micro-batch, chunk) pairs a stage holds activations of;
+// dev/test/test_pipeline.c holds the lists to the same numbers.
 static inline size_t candidate_slots(const StepLayout *r, size_t stage) {
     size_t p = r->p, m = r->global_batch / (r->micro_batch * r->d), most = m * r->v;
     if (r->schedule == SCHEDULE_1F1B) most = p - stage;
@@ -81,14 +84,17 @@ static inline size_t candidate_slots(const StepLayout *r, size_t stage) {
 }
 
 static inline void release(Acts *x) { free(x->layers), free(x->residual); }
-static inline void release(zero_bubble::Acts *x) { free(x->layers), free(x->residual), free(x->grads); }
+static inline void release(zero_bubble::Acts *x) {
+    free(x->layers), free(x->residual), free(x->grads);
+}
 static inline void release(llama::Acts *x) { free(x->layers), free(x->residual); }
 
 // Sets what a trainer's `shard` adds to the sizes that all trainers have.
 static inline void candidate_sizes(Trainer *, const Candidate *) {}
 static inline void candidate_sizes(llama::GPT *m, const Candidate *x) {
     Error err;
-    if (!candidate_llama(&m->llama, x->llama, &m->config, x->run.t, &err)) abort();  // candidate_refused asked
+    if (!candidate_llama(&m->llama, x->llama, &m->config, x->run.t, &err))
+        abort();  // candidate_refused asked
     m->config.spec = &m->llama.spec;
     trainer_sizes(m, x->run.t);
     llama::set_sizes(m, x->run.t);
@@ -96,7 +102,8 @@ static inline void candidate_sizes(llama::GPT *m, const Candidate *x) {
 
 // Returns the arenas of a stage, counted by a trainer's own layout function.
 template <class Model>
-static inline StageMemory candidate_count(const Candidate *x, size_t vocabulary, size_t stage, void (*layout)(Model *),
+static inline StageMemory candidate_count(const Candidate *x, size_t vocabulary, size_t stage,
+                                          void (*layout)(Model *),
                                           void (*own_buckets)(Model *, State *)) {
     const StepLayout *r = &x->run;
     Model model, *m = &model;
@@ -113,7 +120,8 @@ static inline StageMemory candidate_count(const Candidate *x, size_t vocabulary,
     pipeline_plan_layers(&m->plan, r->layers, m->opt.layers_per_stage, r->p, stage, r->v);
     m->plan.slots = candidate_slots(r, stage);
     size_t align = TENSOR_ALIGN * r->d;
-    trainer_shard(m, {r->t, 0, stage == 0, stage == r->p - 1, m->plan.layer_count, m->plan.layers, align, 1, 0});
+    trainer_shard(m, {r->t, 0, stage == 0, stage == r->p - 1, m->plan.layer_count, m->plan.layers,
+                      align, 1, 0});
     own_buckets(m, &m->share);
     if (m->opt.zero) own_buckets(m, &m->state);
     layout(m);
@@ -136,7 +144,8 @@ static inline StageMemory candidate_sharded(const Candidate *x, size_t vocabular
     m->config = m->opt.config, m->grid = m->opt.grid;
     Error err;
     if (!grid_make(&m->grid, r->ranks, 0, m->opt.order, &err)) abort();  // candidate_refused asked
-    m->B = r->micro_batch, m->T = r->T, m->micros = r->global_batch / (r->micro_batch * r->d), m->sp = 1;
+    m->B = r->micro_batch, m->T = r->T, m->micros = r->global_batch / (r->micro_batch * r->d),
+    m->sp = 1;
     trainer_sizes(m, 1);
     fsdp::shard(m);
     fsdp::layout(m);
@@ -151,14 +160,17 @@ static inline StageMemory candidate_sharded(const Candidate *x, size_t vocabular
 // Returns a stage's arenas, by the trainer that runs the layout.
 static inline StageMemory candidate_stage(const Candidate *x, size_t vocabulary, size_t stage) {
     if (x->run.shard) return candidate_sharded(x, vocabulary);
-    if (x->llama) return candidate_count<llama::GPT>(x, vocabulary, stage, llama::layout, llama::own_buckets);
+    if (x->llama)
+        return candidate_count<llama::GPT>(x, vocabulary, stage, llama::layout,
+                                           llama::own_buckets);
     if (step_split(&x->run))
-        return candidate_count<zero_bubble::GPT>(x, vocabulary, stage, zero_bubble::layout, zero_bubble::own_buckets);
+        return candidate_count<zero_bubble::GPT>(x, vocabulary, stage, zero_bubble::layout,
+                                                 zero_bubble::own_buckets);
     return candidate_count<GPT>(x, vocabulary, stage, layout, own_buckets);
 }
 
-// Sets the bytes of the fullest stage. `all`: looks at every stage; else at the first, which keeps most micro-batches,
-// the second and the last, which has the logits.
+// Sets the bytes of the fullest stage. `all`: looks at every stage; else at the first, which
+// keeps most micro-batches, the second and the last, which has the logits.
 static inline void candidate_memory(Candidate *x, size_t vocabulary, size_t reserve, bool all) {
     size_t p = x->run.p;
     x->memory = 0;

@@ -1,4 +1,5 @@
-// models.h: the models that the planner knows by name: those of the trainers' --model, train_llama's among them.
+// models.h: the models that the planner knows by name: those of the trainers' --model,
+// train_llama's among them.
 //
 // defines: Model, model_find, model_nearest, model_names, llama_name
 #ifndef DEV_PLAN_MODELS_H
@@ -15,8 +16,11 @@ typedef struct {
     size_t layers, heads, channels, seq, vocabulary;
 } Model;
 
-enum { MODEL_COUNT = MODEL_ALIASES + MODEL_PRESET_COUNT, LLAMA_COUNT = sizeof LLAMA_SIZES / sizeof LLAMA_SIZES[0],
-       LLAMA_SEQ = 8192 };  // of a sequence, unless --seq says otherwise or the model has fewer positions
+enum {
+    MODEL_COUNT = MODEL_ALIASES + MODEL_PRESET_COUNT,
+    LLAMA_COUNT = sizeof LLAMA_SIZES / sizeof LLAMA_SIZES[0],
+    LLAMA_SEQ = 8192
+};  // of a sequence, unless --seq says otherwise or the model has fewer positions
 
 // Copies the name at a place of a list "a|b|c".
 static inline void list_name(const char *at, int place, char name[32]) {
@@ -27,7 +31,8 @@ static inline void list_name(const char *at, int place, char name[32]) {
 // Copies the name of a size in LLAMA_SIZES.
 static inline void llama_name(int size, char name[32]) { list_name(LLAMA_NAMES, size, name); }
 
-// Finds a model by name. *model's name is the argument; *llama is its place in LLAMA_SIZES, 0 for a GPT-2.
+// Finds a model by name. *model's name is the argument; *llama is its place in LLAMA_SIZES, 0 for
+// a GPT-2.
 static inline bool model_find(const char *name, Model *model, int *llama) {
     *llama = 0;
     int place = field_choice(MODEL_NAMES, name);
@@ -41,7 +46,8 @@ static inline bool model_find(const char *name, Model *model, int *llama) {
         char known[32];
         llama_name(i, known);
         if (!s->L || strcmp(known, name) != 0) continue;
-        Model found = {name, s->L, s->NH, s->C, s->maxT < LLAMA_SEQ ? s->maxT : (size_t)LLAMA_SEQ, s->V};
+        Model found = {name, s->L, s->NH, s->C, s->maxT < LLAMA_SEQ ? s->maxT : (size_t)LLAMA_SEQ,
+                       s->V};
         return *model = found, *llama = i, true;
     }
     return false;

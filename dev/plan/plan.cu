@@ -1,15 +1,18 @@
 // plan.cu: I have N GPUs and this model: which layout trains it fastest?
 //
-//   plan --model NAME|--layers L --heads H --channels C --seq T --vocab V  --cluster FILE|NAME --gpus N --batch G
+//   plan --model NAME|--layers L --heads H --channels C --seq T --vocab V  --cluster FILE|NAME
+//                                                                          --gpus N --batch G
 //        [--tensor t] [--pipeline p] [--data d] [--virtual v] [--micro-batch b] [--schedule NAME]
-//        [--recompute none|gelu|layer] [--sequence-parallel 0|1] [--zero 0|1] [--shard 0|2|3] [--order tdp]
+//        [--recompute none|gelu|layer] [--sequence-parallel 0|1] [--zero 0|1] [--shard 0|2|3]
+//        [--order tdp]
 //        [--layers-per-stage N,N,...] [--light] [--json]
 //
-// Tries every layout that train_gpt_3d, train_zero_bubble or train_fsdp accepts, or train_llama for a name of its
-// models (search.h). It asks the trainer's own layout function for its memory (memory.h) and the simulation of
-// dev/scale/step.h for its time. The trainer's own clock ranks those within 5% of the best again, unless --light leaves
-// that out. A flag of the layout fixes that part of it. bf16. The question and the sentences are in words.h, which the
-// explorer has too.
+// Tries every layout that train_gpt_3d, train_zero_bubble or train_fsdp accepts, or train_llama
+// for a name of its models (search.h). It asks the trainer's own layout function for its memory
+// (memory.h) and the simulation of dev/scale/step.h for its time. The trainer's own clock ranks
+// those within 5% of the best again, unless --light leaves that out. A flag of the layout fixes
+// that part of it. bf16. The question and the sentences are in words.h, which the explorer has
+// too.
 #define main trainer_main  // the trainers are compiled in, and never started
 #include "train_gpt_3d.cu"
 #include "llmc/zero_bubble.h"
@@ -54,7 +57,8 @@ static void print_neighbour(const Search *s, const char *what, Candidate x) {
     printf("  %-26s%s\n", what, text);
 }
 
-// Puts the names of dev/clusters into a line, in order; the folder is the list. Returns the one nearest to `name`.
+// Puts the names of dev/clusters into a line, in order; the folder is the list. Returns the one
+// nearest to `name`.
 static void cluster_names(const char *name, char *line, size_t size, char nearest[64]) {
     glob_t found;
     size_t n = 0;
@@ -77,29 +81,32 @@ static void cluster_names(const char *name, char *line, size_t size, char neares
 static bool read_cluster(Cluster *cluster, char path[PATH_MAX], const char *name, Error *err) {
     char names[400], nearest[64];
     bool is_path = strchr(name, '/') || strchr(name, '.');
-    if (!is_path && path_print(path, err, "dev/clusters/%s.json", name) && access(path, F_OK) != 0) {
+    if (!is_path && path_print(path, err, "dev/clusters/%s.json", name) &&
+        access(path, F_OK) != 0) {
         cluster_names(name, names, sizeof names, nearest);
         bool near = word_distance(name, nearest) <= (int)strlen(name) / 3;
-        return error_set(err, "there is no cluster '%.64s': %s%s%sthere are %s", name, near ? "did you mean " : "",
-                         near ? nearest : "", near ? "? " : "", names);
+        return error_set(err, "there is no cluster '%.64s': %s%s%sthere are %s", name,
+                         near ? "did you mean " : "", near ? nearest : "", near ? "? " : "",
+                         names);
     }
     return path_print(path, err, is_path ? "%s" : "dev/clusters/%s.json", name) &&
            cluster_read(cluster, path, err);
 }
 
-// ---- the answer -----------------------------------------------------------------------------------------------------
+// ---- the answer ------------------------------------------------------------------------
 
-// Has the trainer of a layout simulate a step, with ZeRO the second one: the first has no weights to gather. Returns
-// its seconds, 0 if the trainer does not simulate so many stages.
+// Has the trainer of a layout simulate a step, with ZeRO the second one: the first has no weights
+// to gather. Returns its seconds, 0 if the trainer does not simulate so many stages.
 static double trainer_clock(const Search *s, const Candidate *x, const char *cluster) {
     char flags[512], model[256], line[1024], *argv[128];
     double seconds = 0;
     int ends[2], argc = 0, status = 1, steps = x->run.zero ? 2 : 1;
     layout_flags(flags, sizeof flags, x);
     model_flags(model, sizeof model, &s->wish);
-    snprintf(line, sizeof line, "train --simulate FILE --ranks %zu --steps %d %s %s", x->run.ranks, steps, model,
-             flags);
-    for (char *word = strtok(line, " "); word && argc < 127; word = strtok(NULL, " ")) argv[argc++] = word;
+    snprintf(line, sizeof line, "train --simulate FILE --ranks %zu --steps %d %s %s",
+             x->run.ranks, steps, model, flags);
+    for (char *word = strtok(line, " "); word && argc < 127; word = strtok(NULL, " "))
+        argv[argc++] = word;
     argv[2] = (char *)cluster, argv[argc] = NULL;
     if (pipe(ends) != 0) return 0;
     fflush(NULL);
@@ -122,13 +129,14 @@ static double trainer_clock(const Search *s, const Candidate *x, const char *clu
     return status == 0 ? seconds : 0;
 }
 
-// Ranks the best layouts by the trainer's own clock: those that are within RANKED of the best. The others, and what it
-// does not simulate, keep the light simulation's time.
+// Ranks the best layouts by the trainer's own clock: those that are within RANKED of the best.
+// The others, and what it does not simulate, keep the light simulation's time.
 static void rank_by_clock(Search *s, const char *cluster) {
     const double RANKED = 1.05;
     double limit = RANKED * s->best[0].seconds;
     for (size_t i = 0; i < s->found; i++) {
-        if (s->progress) fprintf(stderr, "\rthe trainer's clock: %zu of %zu layouts \033[K", i, s->found);
+        if (s->progress)
+            fprintf(stderr, "\rthe trainer's clock: %zu of %zu layouts \033[K", i, s->found);
         Candidate x = s->best[i];
         if (x.seconds <= limit) x.clock = trainer_clock(s, &x, cluster);
         size_t at = i;
@@ -147,7 +155,8 @@ static void print_best(const Search *s) {
     const Wish *w = &s->wish;
     bool clock = false;
     for (size_t i = 0; i < s->found; i++) clock = clock || s->best[i].clock > 0;
-    printf("%s   step s  tokens/s   MFU    GiB   idle tensor  pipel.   data  layout\n", clock ? "  clock s" : "");
+    printf("%s   step s  tokens/s   MFU    GiB   idle tensor  pipel.   data  layout\n",
+           clock ? "  clock s" : "");
     for (size_t i = 0; i < s->found; i++) {
         const Candidate *x = &s->best[i];
         StepTime time = simulated(s, x);
@@ -155,18 +164,24 @@ static void print_best(const Search *s) {
         layout_flags(flags, sizeof flags, x);
         if (clock && x->clock > 0) printf("%9.3f", x->clock);
         else if (clock) printf("%9s", "-");
-        printf("%9.3f %9.0f %4.1f%% %6.1f", x->seconds, (double)(w->global_batch * w->T) / x->seconds,
-               100 * mfu(s, x), (double)x->memory / 1073741824.0);
+        printf("%9.3f %9.0f %4.1f%% %6.1f", x->seconds,
+               (double)(w->global_batch * w->T) / x->seconds, 100 * mfu(s, x),
+               (double)x->memory / 1073741824.0);
         printf(" %5.1f%%", 100 * fmax(0.0, time.parts[TIME_IDLE]) / time.seconds);
         for (int k = 0; k < 3; k++) printf(" %5.1f%%", 100 * time.parts[PARTS[k]] / time.seconds);
         printf("  %s\n", flags);
     }
-    printf("Shares of the step on the stage that computes most: idle, and exposed tensor, pipeline and data "
-           "communication.\nGiB: of the largest stage, incl. %.1f for libraries\n%s"
-           "published GPU runs of this size take %+.0f to %+.0f%% longer than predicted\n",
-           s->cluster->reserve / 1073741824.0,
-           clock ? "clock s: by the trainer's own simulation, which ranks what is within 5% of the best; all else by "
-                   "the light one\n" : "", cost_band((double)w->ranks)[0], cost_band((double)w->ranks)[1]);
+    printf(
+        "Shares of the step on the stage that computes most: idle, and exposed tensor, pipeline "
+        "and data "
+        "communication.\nGiB: of the largest stage, incl. %.1f for libraries\n%s"
+        "published GPU runs of this size take %+.0f to %+.0f%% longer than predicted\n",
+        s->cluster->reserve / 1073741824.0,
+        clock ? "clock s: by the trainer's own simulation, which ranks what is within 5% of the "
+                "best; all else by "
+                "the light one\n"
+              : "",
+        cost_band((double)w->ranks)[0], cost_band((double)w->ranks)[1]);
 }
 
 static void print_command(const Search *s, const char *path) {
@@ -179,13 +194,14 @@ static void print_command(const Search *s, const char *path) {
     const char *trainer = best->shard        ? "train_fsdp"
                           : s->wish.llama   ? "train_llama"
                           : step_split(best) ? "train_zero_bubble" : "train_gpt_3d";
-    printf("\ntrain: mpirun -n %zu build/cuda-bf16/%s --train-data 'data/train_*.bin' %s %s\n", w->ranks, trainer,
-           model, flags);
-    printf("simulate: build/cpu-bf16/%s --simulate %s --ranks %zu --steps 2 %s %s\n", trainer, path, w->ranks, model,
-           flags);
+    printf("\ntrain: mpirun -n %zu build/cuda-bf16/%s --train-data 'data/train_*.bin' %s %s\n",
+           w->ranks, trainer, model, flags);
+    printf("simulate: build/cpu-bf16/%s --simulate %s --ranks %zu --steps 2 %s %s\n", trainer,
+           path, w->ranks, model, flags);
 }
 
-// The most chunks, not more than now, that the layers and micro-batches of a changed layout divide into.
+// The most chunks, not more than now, that the layers and micro-batches of a changed layout
+// divide into.
 static void take_chunks(StepLayout *r) {
     size_t m = r->global_batch / (r->micro_batch * r->d);
     if (r->schedule != SCHEDULE_INTERLEAVED && r->p > 1) return;
@@ -210,17 +226,20 @@ static void print_other_kind(const Search *s) {
         print_neighbour(s, what, *x);
         layout_flags(flags, sizeof flags, x);
         printf("  %26s%s\n", "at best: ", flags);
-    } else printf("  %-26s%s\n", what, other.why[0] ? other.why : "no such layout divides the GPUs and the batch");
+    } else
+        printf("  %-26s%s\n", what,
+               other.why[0] ? other.why : "no such layout divides the GPUs and the batch");
     search_free(&other);
 }
 
 // Layouts that differ from the best one in one decision.
 static void print_neighbours(const Search *s) {
     const Candidate *b = &s->best[0];
-    static const struct { const char *what; double t, p, d, micro_batch; } moves[] = {
-        {"twice t, half p", 2, 0.5, 1, 1}, {"twice t, half d", 2, 1, 0.5, 1}, {"half t, twice p", 0.5, 2, 1, 1},
-        {"half t, twice d", 0.5, 1, 2, 1}, {"twice p, half d", 1, 2, 0.5, 1}, {"half p, twice d", 1, 0.5, 2, 1},
-        {"micro-batch twice", 1, 1, 1, 2}, {"micro-batch half", 1, 1, 1, 0.5}};
+    static const struct { const char *what; double t, p, d, micro_batch;
+    } moves[] = {{"twice t, half p", 2, 0.5, 1, 1}, {"twice t, half d", 2, 1, 0.5, 1},
+                 {"half t, twice p", 0.5, 2, 1, 1}, {"half t, twice d", 0.5, 1, 2, 1},
+                 {"twice p, half d", 1, 2, 0.5, 1}, {"half p, twice d", 1, 0.5, 2, 1},
+                 {"micro-batch twice", 1, 1, 1, 2}, {"micro-batch half", 1, 1, 1, 0.5}};
     printf("\nwhy not\n");
     for (size_t i = 0; i < sizeof moves / sizeof *moves; i++) {
         Candidate x = *b;
@@ -228,7 +247,9 @@ static void print_neighbours(const Search *s) {
         r->t = (size_t)((double)r->t * moves[i].t), r->p = (size_t)((double)r->p * moves[i].p);
         r->d = (size_t)((double)r->d * moves[i].d);
         r->micro_batch = (size_t)((double)r->micro_batch * moves[i].micro_batch);
-        if (product(r) != r->ranks || r->micro_batch == 0 || r->global_batch % (r->micro_batch * r->d)) continue;
+        if (product(r) != r->ranks || r->micro_batch == 0 ||
+            r->global_batch % (r->micro_batch * r->d))
+            continue;
         if (r->t == 1) r->sequence_parallel = false;
         if (r->d == 1) r->zero = false;
         if (r->t * r->p > 1) r->shard = 0;
@@ -243,17 +264,20 @@ static void print_neighbours(const Search *s) {
         candidate_recompute(&x, k);
         if (k != b->recompute) print_neighbour(s, what, x);
     }
-    for (int k = SCHEDULE_GPIPE; k <= (b->llama ? SCHEDULE_INTERLEAVED : SCHEDULE_ZB_H1) && b->run.p > 1; k++) {
+    for (int k = SCHEDULE_GPIPE;
+         k <= (b->llama ? SCHEDULE_INTERLEAVED : SCHEDULE_ZB_H1) && b->run.p > 1; k++) {
         Candidate x = *b;
         x.run.schedule = (Schedule)k;
         x.run.v = k == SCHEDULE_INTERLEAVED ? 2 : 1;
         x.run.max_in_flight = 0;
-        if (x.run.schedule != b->run.schedule) print_neighbour(s, pipeline_schedule_name(x.run.schedule), x);
+        if (x.run.schedule != b->run.schedule)
+            print_neighbour(s, pipeline_schedule_name(x.run.schedule), x);
     }
     Candidate x = *b;
     x.run.sequence_parallel = !b->run.sequence_parallel;
     if (b->run.t > 1)
-        print_neighbour(s, b->run.sequence_parallel ? "no sequence parallelism" : "sequence parallelism", x);
+        print_neighbour(
+            s, b->run.sequence_parallel ? "no sequence parallelism" : "sequence parallelism", x);
     x = *b;
     x.run.zero = !b->run.zero;
     if (b->run.d > 1 && !b->run.shard) print_neighbour(s, b->run.zero ? "no ZeRO" : "ZeRO", x);
@@ -267,7 +291,8 @@ static void print_neighbours(const Search *s) {
         x = *b;
         strcpy(x.run.order, ORDERS[i]);
         snprintf(what, sizeof what, "order %s", ORDERS[i]);
-        bool other = strcmp(ORDERS[i], b->run.order) != 0 && !order_is_double(s->cluster, &b->run, i);
+        bool other = strcmp(ORDERS[i], b->run.order) != 0 &&
+                     !order_is_double(s->cluster, &b->run, i);
         if (other) print_neighbour(s, what, x);
     }
 }
@@ -275,10 +300,13 @@ static void print_neighbours(const Search *s) {
 static void print_json(const Search *s) {
     const Wish *w = &s->wish;
     cJSON *root = cJSON_CreateObject(), *best = cJSON_AddArrayToObject(root, "best");
-    const struct { const char *name; size_t value; } sizes[] = {
-        {"gpus", w->ranks}, {"global_batch", w->global_batch}, {"layers", w->model.L}, {"heads", w->model.NH},
-        {"channels", w->model.C}, {"seq", w->T}, {"vocab", w->model.V}, {"refused", s->refused},
-        {"too_large", s->too_large}, {"simulated", s->simulated}, {"beaten", s->beaten}};
+    const struct { const char *name; size_t value;
+    } sizes[] = {{"gpus", w->ranks},          {"global_batch", w->global_batch},
+                 {"layers", w->model.L},      {"heads", w->model.NH},
+                 {"channels", w->model.C},    {"seq", w->T},
+                 {"vocab", w->model.V},       {"refused", s->refused},
+                 {"too_large", s->too_large}, {"simulated", s->simulated},
+                 {"beaten", s->beaten}};
     cJSON_AddStringToObject(root, "cluster", s->cluster->name);
     cJSON_AddNumberToObject(root, "published_low_percent", cost_band((double)w->ranks)[0]);
     cJSON_AddNumberToObject(root, "published_high_percent", cost_band((double)w->ranks)[1]);
@@ -292,8 +320,10 @@ static void print_json(const Search *s) {
         char flags[512];
         layout_flags(flags, sizeof flags, x);
         cJSON_AddStringToObject(row, "flags", flags);
-        cJSON_AddNumberToObject(row, "tensor", (double)r->t), cJSON_AddNumberToObject(row, "pipeline", (double)r->p);
-        cJSON_AddNumberToObject(row, "data", (double)r->d), cJSON_AddNumberToObject(row, "virtual", (double)r->v);
+        cJSON_AddNumberToObject(row, "tensor", (double)r->t),
+            cJSON_AddNumberToObject(row, "pipeline", (double)r->p);
+        cJSON_AddNumberToObject(row, "data", (double)r->d),
+            cJSON_AddNumberToObject(row, "virtual", (double)r->v);
         cJSON_AddNumberToObject(row, "micro_batch", (double)r->micro_batch);
         cJSON_AddStringToObject(row, "schedule", pipeline_schedule_name(r->schedule));
         cJSON_AddStringToObject(row, "recompute", RECOMPUTE_NAMES[x->recompute]);
@@ -306,7 +336,8 @@ static void print_json(const Search *s) {
         cJSON_AddNumberToObject(row, "mfu", mfu(s, x));
         cJSON_AddNumberToObject(row, "memory_bytes", (double)x->memory);
         cJSON_AddNumberToObject(row, "idle_seconds", time.parts[TIME_IDLE]);
-        for (int k = 0; k < 3; k++) cJSON_AddNumberToObject(row, PARTS_SHOWN[k], time.parts[PARTS[k]]);
+        for (int k = 0; k < 3; k++)
+            cJSON_AddNumberToObject(row, PARTS_SHOWN[k], time.parts[PARTS[k]]);
         cJSON_AddItemToArray(best, row);
     }
     char *text = cJSON_Print(root);
@@ -326,7 +357,8 @@ int main(int argc, char **argv) {
     static const char usage[] =
         "usage: plan --model NAME --cluster FILE|NAME --gpus N --batch G [--light] [--json]\n"
         "sizes of a model: --layers --heads --channels --seq --vocab\n"
-        "to fix a part of the layout: --tensor --pipeline --data --virtual --micro-batch --schedule --recompute "
+        "to fix a part of the layout: --tensor --pipeline --data --virtual --micro-batch "
+        "--schedule --recompute "
         "--sequence-parallel\n    --zero --shard --order --layers-per-stage\n";
     if (argc == 1 || strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
         printf("%smodels: ", usage);
@@ -335,7 +367,8 @@ int main(int argc, char **argv) {
         return argc == 1 ? 2 : 0;
     }
     tool_begin(argc, argv, usage);
-    if (!read_wish(&s.wish, &name, &json, &light, argc, argv, &err) || !read_cluster(&cluster, path, name, &err))
+    if (!read_wish(&s.wish, &name, &json, &light, argc, argv, &err) ||
+        !read_cluster(&cluster, path, name, &err))
         return fail(&err);
     s.cluster = &cluster;
     s.progress = isatty(STDERR_FILENO);

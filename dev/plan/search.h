@@ -1,10 +1,13 @@
-// search.h: which layouts there are, which of them are refused or do not fit, and which is fastest.
+// search.h: which layouts there are, which of them are refused or do not fit, and which is
+// fastest.
 //
-// defines: Wish, Search, search_layouts, search_fits, search_smallest, search_free, candidate_less, WISH_SHARDED
+// defines: Wish, Search, search_layouts, search_fits, search_smallest, search_free,
+//          candidate_less, WISH_SHARDED
 //
-// Every layout gets a lower bound of its step's time (step_bound: cheap). In the order of the bounds it counts memory
-// and simulates, until the next bound is above the worst of the best layouts to report. The
-// remaining ones cannot be among these. Nothing depends on time or chance: the same question has the same answer.
+// Every layout gets a lower bound of its step's time (step_bound: cheap). In the order of the
+// bounds it counts memory and simulates, until the next bound is above the worst of the best
+// layouts to report. The remaining ones cannot be among these. Nothing depends on time or chance:
+// the same question has the same answer.
 #ifndef DEV_PLAN_SEARCH_H
 #define DEV_PLAN_SEARCH_H
 
@@ -36,7 +39,8 @@ typedef struct {
     Candidate *all;                // [count] in the order of their bounds
     size_t count, room;
     size_t listed;                 // layouts that the trainer accepts
-    size_t refused, too_large, simulated, beaten;  // beaten: not simulated, as their bound is no better than the best
+    size_t refused, too_large, simulated,
+        beaten;  // beaten: not simulated, as their bound is no better than the best
     char why[sizeof(Error)];       // of one refusal
     Candidate best[SEARCH_BEST];
     size_t found;
@@ -55,7 +59,9 @@ static inline int order_number(const char *order) {
     return i;
 }
 
-static inline bool cluster_is_unlike(const Cluster *c) { return c->network[NETWORK_ETHERNET][0] > 0; }
+static inline bool cluster_is_unlike(const Cluster *c) {
+    return c->network[NETWORK_ETHERNET][0] > 0;
+}
 
 // Where a layout's groups and messages sit: all that its time has of the order.
 typedef struct {
@@ -63,7 +69,8 @@ typedef struct {
     double forward, wrapped;  // s of a message to the next stage, and from the last to the first
 } OrderPlaces;
 
-static inline OrderPlaces order_places(const Cluster *c, const StepLayout *layout, const char *order, size_t stage) {
+static inline OrderPlaces order_places(const Cluster *c, const StepLayout *layout,
+                                       const char *order, size_t stage) {
     StepLayout r = *layout;
     OrderPlaces x;
     memset(&x, 0, sizeof x);
@@ -76,8 +83,8 @@ static inline OrderPlaces order_places(const Cluster *c, const StepLayout *layou
 }
 
 static inline bool placement_same(const Placement *a, const Placement *b) {
-    return a->nodes == b->nodes && a->per_node == b->per_node && a->sharing == b->sharing && a->islands == b->islands &&
-           a->crossing == b->crossing && a->network == b->network;
+    return a->nodes == b->nodes && a->per_node == b->per_node && a->sharing == b->sharing &&
+           a->islands == b->islands && a->crossing == b->crossing && a->network == b->network;
 }
 
 // True if an earlier order gives the same places, on unlike nodes at every stage.
@@ -85,8 +92,10 @@ static inline bool order_is_double(const Cluster *c, const StepLayout *r, int nu
     for (int i = 0; i < number; i++) {
         bool same = true;
         for (size_t stage = 0; same && stage < (cluster_is_unlike(c) ? r->p : 1); stage++) {
-            OrderPlaces mine = order_places(c, r, ORDERS[number], stage), other = order_places(c, r, ORDERS[i], stage);
-            same = placement_same(&mine.tensor, &other.tensor) && placement_same(&mine.data, &other.data) &&
+            OrderPlaces mine = order_places(c, r, ORDERS[number], stage),
+                        other = order_places(c, r, ORDERS[i], stage);
+            same = placement_same(&mine.tensor, &other.tensor) &&
+                   placement_same(&mine.data, &other.data) &&
                    placement_same(&mine.ends, &other.ends) && mine.forward == other.forward &&
                    mine.wrapped == other.wrapped;
         }
@@ -98,10 +107,24 @@ static inline bool order_is_double(const Cluster *c, const StepLayout *r, int nu
 static inline int candidate_order(const Candidate *a, const Candidate *b, double x, double y) {
     if (x != y) return x < y ? -1 : 1;
     const StepLayout *r = &a->run, *s = &b->run;
-    size_t left[] = {r->t,       r->p, r->v, r->zero, r->sequence_parallel, r->micro_batch, (size_t)a->recompute,
-                     r->schedule, r->shard},
-           right[] = {s->t,       s->p, s->v, s->zero, s->sequence_parallel, s->micro_batch, (size_t)b->recompute,
-                      s->schedule, s->shard};
+    size_t left[] = {r->t,
+                     r->p,
+                     r->v,
+                     r->zero,
+                     r->sequence_parallel,
+                     r->micro_batch,
+                     (size_t)a->recompute,
+                     r->schedule,
+                     r->shard},
+           right[] = {s->t,
+                      s->p,
+                      s->v,
+                      s->zero,
+                      s->sequence_parallel,
+                      s->micro_batch,
+                      (size_t)b->recompute,
+                      s->schedule,
+                      s->shard};
     for (size_t i = 0; i < sizeof left / sizeof *left; i++)
         if (left[i] != right[i]) return left[i] < right[i] ? -1 : 1;
     int stages = strcmp(r->stages, s->stages);
@@ -128,7 +151,8 @@ static inline void search_add(Search *s, const Candidate *x) {
 }
 
 // Recomputation, ZeRO and rank order of a layout that the trainer accepts.
-static inline void search_variants(Search *s, Candidate x, bool fits, const bool doubles[ORDER_COUNT]) {
+static inline void search_variants(Search *s, Candidate x, bool fits,
+                                   const bool doubles[ORDER_COUNT]) {
     const Wish *w = &s->wish;
     bool one_node = w->ranks <= (size_t)s->cluster->gpus_per_node;  // all its ranks are alike
     for (int k = RECOMPUTE_NONE; k <= RECOMPUTE_LAYER; k++) {
@@ -149,7 +173,8 @@ static inline void search_variants(Search *s, Candidate x, bool fits, const bool
 }
 
 // Schedules, chunks and sequence parallelism of sizes whose product is the number of ranks.
-static inline void search_schedules(Search *s, Candidate x, bool fits, const bool doubles[ORDER_COUNT]) {
+static inline void search_schedules(Search *s, Candidate x, bool fits,
+                                    const bool doubles[ORDER_COUNT]) {
     const Wish *w = &s->wish;
     size_t p = x.run.p, L = w->model.L;
     Error err;
@@ -165,7 +190,8 @@ static inline void search_schedules(Search *s, Candidate x, bool fits, const boo
             for (size_t v = chunks ? 2 : 1; v <= (chunks ? L / p : 1); v++) {
                 if ((w->v && w->v != v) || (chunks && L % (p * v))) continue;
                 x.run.v = v;
-                for (size_t times = 1; times <= (schedule == SCHEDULE_ZB_AUTO ? SEARCH_IN_FLIGHT : 1); times++) {
+                for (size_t times = 1;
+                     times <= (schedule == SCHEDULE_ZB_AUTO ? SEARCH_IN_FLIGHT : 1); times++) {
                     x.run.max_in_flight = schedule == SCHEDULE_ZB_AUTO ? times * p : 0;
                     if (candidate_refused(&x, w->model.V, &err)) {
                         snprintf(s->why, sizeof s->why, "%s", err.text);
@@ -183,7 +209,9 @@ static inline bool wish_allows_shards(const Wish *w) {
            w->sequence_parallel < 1 && w->zero != 0 && w->ranks > 1;
 }
 
-static inline bool wish_allows_shard(const Wish *w, size_t shard) { return w->shard < 0 || w->shard == (int)shard; }
+static inline bool wish_allows_shard(const Wish *w, size_t shard) {
+    return w->shard < 0 || w->shard == (int)shard;
+}
 
 // Adds the layouts of FSDP: all GPUs are data ranks.
 static inline void search_sharded(Search *s, Candidate x) {
@@ -192,11 +220,15 @@ static inline void search_sharded(Search *s, Candidate x) {
     Error err;
     x.run.zero = true, x.run.v = 1, x.run.schedule = SCHEDULE_1F1B;
     for (x.run.shard = 2; x.run.shard <= 3; x.run.shard++)
-        for (x.run.micro_batch = 1; x.run.micro_batch <= share && x.run.micro_batch <= SEARCH_MICRO_BATCH;
+        for (x.run.micro_batch = 1;
+             x.run.micro_batch <= share && x.run.micro_batch <= SEARCH_MICRO_BATCH;
              x.run.micro_batch++)
             for (int k = RECOMPUTE_NONE; k <= RECOMPUTE_LAYER; k++) {
-                if (share % x.run.micro_batch || (w->micro_batch && w->micro_batch != x.run.micro_batch) ||
-                    (w->recompute >= 0 && w->recompute != k) || !wish_allows_shard(w, x.run.shard)) continue;
+                if (share % x.run.micro_batch ||
+                    (w->micro_batch && w->micro_batch != x.run.micro_batch) ||
+                    (w->recompute >= 0 && w->recompute != k) ||
+                    !wish_allows_shard(w, x.run.shard))
+                    continue;
                 candidate_recompute(&x, k);
                 if (candidate_refused(&x, w->model.V, &err)) {
                     snprintf(s->why, sizeof s->why, "%s", err.text);
@@ -219,7 +251,8 @@ static inline Candidate search_blank(const Search *s, size_t ranks) {
     strcpy(x.run.order, w->order ? w->order : ORDERS[0]);
     const LlamaSize *llama = &LLAMA_SIZES[x.llama = w->llama];
     if (x.llama) {
-        x.run.KV = llama->KV, x.run.F = llama->F, x.run.gate = llama->type != NEMOTRON, x.run.tied = llama->tied;
+        x.run.KV = llama->KV, x.run.F = llama->F, x.run.gate = llama->type != NEMOTRON,
+        x.run.tied = llama->tied;
     }
     snprintf(x.run.stages, sizeof x.run.stages, "%s", w->stages ? w->stages : "");
     return x;
@@ -249,14 +282,16 @@ static inline bool search_fits_sharded(Search *s, Candidate x) {
     x.run.zero = true, x.run.v = 1, x.run.schedule = SCHEDULE_1F1B;
     for (x.run.shard = 3; x.run.shard >= 2; x.run.shard--)
         for (x.recompute = RECOMPUTE_LAYER; x.recompute >= RECOMPUTE_NONE; x.recompute--)
-            if (wish_allows_shard(w, x.run.shard) && (w->recompute < 0 || w->recompute == x.recompute) &&
-                x.run.global_batch / x.run.d % x.run.micro_batch == 0 && !candidate_refused(&x, w->model.V, &err) &&
-                search_fits_one(s, &x)) return true;
+            if (wish_allows_shard(w, x.run.shard) &&
+                (w->recompute < 0 || w->recompute == x.recompute) &&
+                x.run.global_batch / x.run.d % x.run.micro_batch == 0 &&
+                !candidate_refused(&x, w->model.V, &err) && search_fits_one(s, &x))
+                return true;
     return false;
 }
 
-// True if a layout of these t, p and d fits: one that needs as little memory as any. Such have the least micro-batch,
-// 1F1B, and one of the ways to recompute and to shard.
+// True if a layout of these t, p and d fits: one that needs as little memory as any. Such have
+// the least micro-batch, 1F1B, and one of the ways to recompute and to shard.
 static inline bool search_fits_grid(Search *s, Candidate x) {
     const Wish *w = &s->wish;
     StepLayout *r = &x.run;
@@ -265,22 +300,31 @@ static inline bool search_fits_grid(Search *s, Candidate x) {
     // Weights and gradients are not sharded over data ranks, the optimizer's 12 bytes may be.
     double parameters = step_matrices(r) * (double)(w->model.L * w->model.C) * (double)w->model.C;
     double states = parameters * (6 / (double)(r->t * r->p) + 12 / (double)r->ranks);
-    if (states > s->cluster->memory && s->smallest.memory && states > (double)s->smallest.memory) return false;
+    if (states > s->cluster->memory && s->smallest.memory && states > (double)s->smallest.memory)
+        return false;
     r->micro_batch = w->micro_batch ? w->micro_batch : 1;
     if (r->global_batch / r->d % r->micro_batch) return false;
-    r->schedule = w->schedule >= 0 ? (Schedule)w->schedule : w->v > 1 ? SCHEDULE_INTERLEAVED : SCHEDULE_1F1B;
+    r->schedule = w->schedule >= 0 ? (Schedule)w->schedule
+                  : w->v > 1       ? SCHEDULE_INTERLEAVED
+                                   : SCHEDULE_1F1B;
     r->max_in_flight = r->schedule == SCHEDULE_ZB_AUTO ? r->p : 0;
     for (int sp = r->t > 1; sp >= 0; sp--)
         for (x.recompute = RECOMPUTE_LAYER; x.recompute >= RECOMPUTE_NONE; x.recompute--)
             for (int zero = r->d > 1; zero >= 0; zero--)
-                for (r->v = w->v ? w->v : r->schedule == SCHEDULE_INTERLEAVED ? 2 : 1; r->v <= r->layers; r->v++) {
-                    bool wished = (w->sequence_parallel < 0 || w->sequence_parallel == sp || r->t == 1) &&
-                                  (w->recompute < 0 || w->recompute == x.recompute) &&
-                                  (w->zero < 0 || w->zero == zero || r->d == 1);
+                for (r->v = w->v                                  ? w->v
+                            : r->schedule == SCHEDULE_INTERLEAVED ? 2
+                                                                  : 1;
+                     r->v <= r->layers; r->v++) {
+                    bool wished =
+                        (w->sequence_parallel < 0 || w->sequence_parallel == sp || r->t == 1) &&
+                        (w->recompute < 0 || w->recompute == x.recompute) &&
+                        (w->zero < 0 || w->zero == zero || r->d == 1);
                     if ((w->v || r->schedule != SCHEDULE_INTERLEAVED) && !wished) break;
                     r->sequence_parallel = sp, r->zero = zero;
-                    if (wished && (r->schedule != SCHEDULE_INTERLEAVED || r->layers % (r->p * r->v) == 0) &&
-                        !candidate_refused(&x, w->model.V, &err) && search_fits_one(s, &x)) return true;
+                    if (wished &&
+                        (r->schedule != SCHEDULE_INTERLEAVED || r->layers % (r->p * r->v) == 0) &&
+                        !candidate_refused(&x, w->model.V, &err) && search_fits_one(s, &x))
+                        return true;
                     if (w->v || r->schedule != SCHEDULE_INTERLEAVED) break;
                 }
     return false;
@@ -290,12 +334,14 @@ static inline bool search_fits(Search *s, Candidate x) {
     return search_fits_grid(s, x) || search_fits_sharded(s, x);
 }
 
-// Returns the smallest number of GPUs on which the wish fits, or 0 if there is none up to SEARCH_GPUS.
+// Returns the smallest number of GPUs on which the wish fits, or 0 if there is none up to
+// SEARCH_GPUS.
 static inline size_t search_smallest(const Search *asked) {
     Search s = *asked;
     const Wish *w = &s.wish;
     Candidate blank = search_blank(&s, 1);
-    double parameters = step_matrices(&blank.run) * (double)(w->model.L * w->model.C) * (double)w->model.C;
+    double parameters = step_matrices(&blank.run) * (double)(w->model.L * w->model.C) *
+                        (double)w->model.C;
     size_t least = (size_t)(18 * parameters / s.cluster->memory);
     for (size_t n = least ? least : 1; n <= SEARCH_GPUS; n++) {
         Candidate x = search_blank(&s, n);
@@ -315,7 +361,8 @@ static inline void search_enumerate(Search *s) {
             if (x.run.t * x.run.p == 1 && wish_allows_shards(w)) search_sharded(s, x);
             if (w->shard != 0 && w->shard != -1) continue;
             bool fits = search_fits_grid(s, x), doubles[ORDER_COUNT] = {false};
-            for (int i = 0; i < ORDER_COUNT; i++) doubles[i] = !w->order && order_is_double(s->cluster, &x.run, i);
+            for (int i = 0; i < ORDER_COUNT; i++)
+                doubles[i] = !w->order && order_is_double(s->cluster, &x.run, i);
             size_t share = w->global_batch / x.run.d;
             for (size_t b = 1; b <= share && b <= SEARCH_MICRO_BATCH; b++) {
                 if (share % b || (w->micro_batch && w->micro_batch != b)) continue;
@@ -331,12 +378,15 @@ static inline double search_seconds(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-// True if two layouts of equal time are one to a reader: only the order, the schedule's name or its limit differ.
+// True if two layouts of equal time are one to a reader: only the order, the schedule's name or
+// its limit differ.
 static inline bool candidate_same(const Candidate *a, const Candidate *b) {
     const StepLayout *r = &a->run, *q = &b->run;
-    return a->seconds == b->seconds && r->t == q->t && r->p == q->p && r->d == q->d && r->v == q->v &&
-           r->micro_batch == q->micro_batch && r->sequence_parallel == q->sequence_parallel && r->zero == q->zero &&
-           r->shard == q->shard && a->recompute == b->recompute && strcmp(r->stages, q->stages) == 0;
+    return a->seconds == b->seconds && r->t == q->t && r->p == q->p && r->d == q->d &&
+           r->v == q->v && r->micro_batch == q->micro_batch &&
+           r->sequence_parallel == q->sequence_parallel && r->zero == q->zero &&
+           r->shard == q->shard && a->recompute == b->recompute &&
+           strcmp(r->stages, q->stages) == 0;
 }
 
 // Puts a simulated layout among the best, if it is one of them and none of them is the same.
@@ -381,14 +431,17 @@ static inline void search_report(const Search *s, size_t at, double began, doubl
     *last = now;
     size_t end = at;
     while (end < s->count && s->all[end].bound <= search_limit(s)) end++;
-    char left[64] = "";  // known once there are as many as are reported: then a bound ends the search
+    char left[64] =
+        "";  // known once there are as many as are reported: then a bound ends the search
     if (at && s->found == SEARCH_BEST)
         snprintf(left, sizeof left, ", best %.3f s, at most %.0f s left", s->best[0].seconds,
                  (now - began) / (double)at * (double)(end - at));
-    fprintf(stderr, "\r%zu of %zu layouts, %zu simulated%s \033[K", at, s->count, s->simulated, left);
+    fprintf(stderr, "\r%zu of %zu layouts, %zu simulated%s \033[K", at, s->count, s->simulated,
+            left);
 }
 
-// Schedules found by a search take too long to make for every layout: the best ones are tried with these as well.
+// Schedules found by a search take too long to make for every layout: the best ones are tried
+// with these as well.
 static inline void search_zero_bubble(Search *s) {
     Candidate before[SEARCH_BEST];
     size_t count = s->found;
@@ -398,9 +451,9 @@ static inline void search_zero_bubble(Search *s) {
         bool seen = false;  // as another schedule of the same sizes
         for (size_t j = 0; j < i; j++) {
             const StepLayout *a = &before[j].run, *b = &x.run;
-            seen = seen || (a->t == b->t && a->p == b->p && a->micro_batch == b->micro_batch && a->zero == b->zero &&
-                            a->sequence_parallel == b->sequence_parallel && a->recompute == b->recompute &&
-                            strcmp(a->order, b->order) == 0);
+            seen = seen || (a->t == b->t && a->p == b->p && a->micro_batch == b->micro_batch &&
+                            a->zero == b->zero && a->sequence_parallel == b->sequence_parallel &&
+                            a->recompute == b->recompute && strcmp(a->order, b->order) == 0);
         }
         if (x.run.p == 1 || seen) continue;
         x.run.v = 1, x.run.schedule = SCHEDULE_ZB_AUTO;
@@ -426,8 +479,9 @@ static inline Candidate candidate_moved(const Candidate *x, size_t from, size_t 
     return y;
 }
 
-// Stages on unlike nodes take unlike times for the same layers, most of all for their gradients. Moves layers away from
-// the stage that is busiest, in the best layouts, as long as the step becomes shorter.
+// Stages on unlike nodes take unlike times for the same layers, most of all for their gradients.
+// Moves layers away from the stage that is busiest, in the best layouts, as long as the step
+// becomes shorter.
 static inline void search_stages(Search *s) {
     Candidate before[SEARCH_BEST];
     size_t count = cluster_is_unlike(s->cluster) && !s->wish.stages ? s->found : 0;
@@ -443,7 +497,9 @@ static inline void search_stages(Search *s) {
             for (size_t to = 0; to < x.run.p; to++) {
                 Candidate y = candidate_moved(&x, now.slowest, to);
                 if (to == now.slowest || candidate_refused(&y, s->wish.model.V, &err) ||
-                    !step_simulate(s->cluster, &y.run, &time, &err) || time.seconds >= next.seconds) continue;
+                    !step_simulate(s->cluster, &y.run, &time, &err) ||
+                    time.seconds >= next.seconds)
+                    continue;
                 next = y, next.seconds = time.seconds;
                 better = true;
             }

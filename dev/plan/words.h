@@ -1,8 +1,8 @@
-// words.h: the planner's question and answers as words. A command line becomes a wish, a layout becomes flags, and a
-// layout that is refused, too large or slower becomes a sentence.
+// words.h: the planner's question and answers as words. A command line becomes a wish, a layout
+// becomes flags, and a layout that is refused, too large or slower becomes a sentence.
 //
-// defines: RECOMPUTE_NAMES, read_wish, wish_candidate, mfu, simulated, layout_flags, model_flags, counts_text,
-//          neighbour_text, nothing_text
+// defines: RECOMPUTE_NAMES, read_wish, wish_candidate, mfu, simulated, layout_flags, model_flags,
+//          counts_text, neighbour_text, nothing_text
 #ifndef DEV_PLAN_WORDS_H
 #define DEV_PLAN_WORDS_H
 
@@ -21,17 +21,19 @@ typedef struct {
     int count;
 } ChoiceFlag;
 
-static inline bool read_size(const char *flag, const char *text, size_t most, size_t *number, Error *err) {
+static inline bool read_size(const char *flag, const char *text, size_t most, size_t *number,
+                             Error *err) {
     char *end;
     unsigned long long x = text[0] >= '0' && text[0] <= '9' ? strtoull(text, &end, 10) : 0;
-    if (x == 0 || *end || x > most) return error_set(err, "%s must be a whole number from 1 to %zu", flag, most);
+    if (x == 0 || *end || x > most)
+        return error_set(err, "%s must be a whole number from 1 to %zu", flag, most);
     *number = (size_t)x;
     return true;
 }
 
 // Fills the wish and the cluster's path. False, with a sentence, if an option is wrong.
-static inline bool read_wish(Wish *w, const char **cluster, bool *json, bool *light, int argc, char **argv,
-                             Error *err) {
+static inline bool read_wish(Wish *w, const char **cluster, bool *json, bool *light, int argc,
+                             char **argv, Error *err) {
     static const char *const schedules[] = {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-auto"};
     static const char *const switches[] = {"0", "1"}, *const shards[] = {"0", "2", "3"};
     const char *model = NULL, *value;
@@ -98,16 +100,21 @@ static inline bool read_wish(Wish *w, const char **cluster, bool *json, bool *li
         if (!w->T) w->T = found.seq;
     }
     if (!w->model.L || !w->model.NH || !w->model.C || !w->model.V || !w->T)
-        return error_set(err, "name a --model, or --layers, --heads, --channels, --seq and --vocab");
-    if (!*cluster || !w->ranks || !w->global_batch) return error_set(err, "--cluster, --gpus and --batch are needed");
+        return error_set(err,
+                         "name a --model, or --layers, --heads, --channels, --seq and --vocab");
+    if (!*cluster || !w->ranks || !w->global_batch)
+        return error_set(err, "--cluster, --gpus and --batch are needed");
     if (w->order) {
         Grid grid = {0, 0, 1, 1, 1, 0, 0, 0, ""};
         if (!grid_make(&grid, 1, 0, w->order, err)) return false;
     }
     if (w->stages && (strlen(w->stages) >= sizeof(((StepLayout *)0)->stages) || !w->p ||
                       !stage_list_is(w->stages, w->model.L, w->p, 1)))
-        return error_set(err, "--layers-per-stage needs --pipeline and a number for each stage, which sum to the %zu "
-                         "layers", w->model.L);
+        return error_set(err,
+                         "--layers-per-stage needs --pipeline and a number for each stage, which "
+                         "sum to the %zu "
+                         "layers",
+                         w->model.L);
     w->model.Vp = padded_vocabulary(w->model.V);
     w->model.maxT = w->T;
     return true;
@@ -117,8 +124,10 @@ static inline bool read_wish(Wish *w, const char **cluster, bool *json, bool *li
 static inline Candidate wish_candidate(const Search *s, size_t max_in_flight) {
     const Wish *w = &s->wish;
     Candidate x = search_blank(s, w->ranks);
-    x.run.t = w->t, x.run.p = w->p, x.run.d = w->d, x.run.v = w->v, x.run.micro_batch = w->micro_batch;
-    x.run.schedule = (Schedule)w->schedule, x.run.max_in_flight = w->schedule == SCHEDULE_ZB_AUTO ? max_in_flight : 0;
+    x.run.t = w->t, x.run.p = w->p, x.run.d = w->d, x.run.v = w->v,
+    x.run.micro_batch = w->micro_batch;
+    x.run.schedule = (Schedule)w->schedule,
+    x.run.max_in_flight = w->schedule == SCHEDULE_ZB_AUTO ? max_in_flight : 0;
     x.run.sequence_parallel = w->sequence_parallel > 0, x.run.zero = w->zero > 0;
     candidate_recompute(&x, w->recompute);
     return x;
@@ -128,8 +137,10 @@ static inline double mfu(const Search *s, const Candidate *x) {
     GPTConfig config = s->wish.model;
     Llama llama;
     Error err;
-    if (x->llama && candidate_llama(&llama, x->llama, &config, x->run.t, &err)) config.spec = &llama.spec;
-    double flops = count_flops(&config, (double)s->wish.global_batch * (double)s->wish.T, s->wish.T);
+    if (x->llama && candidate_llama(&llama, x->llama, &config, x->run.t, &err))
+        config.spec = &llama.spec;
+    double flops =
+        count_flops(&config, (double)s->wish.global_batch * (double)s->wish.T, s->wish.T);
     return flops / (x->seconds * (double)s->wish.ranks * s->cluster->peak_bf16);
 }
 
@@ -144,9 +155,11 @@ static inline StepTime simulated(const Search *s, const Candidate *x) {
 // Flags of the layout for its trainer, into text.
 static inline void layout_flags(char *text, size_t size, const Candidate *x) {
     const StepLayout *r = &x->run;
-    int n = r->shard ? snprintf(text, size, "--shard %zu --data %zu --micro-batch %zu", r->shard, r->d, r->micro_batch)
-                     : snprintf(text, size, "--tensor %zu --data %zu --pipeline %zu --micro-batch %zu", r->t, r->d,
-                                r->p, r->micro_batch);
+    int n = r->shard
+                ? snprintf(text, size, "--shard %zu --data %zu --micro-batch %zu", r->shard, r->d,
+                           r->micro_batch)
+                : snprintf(text, size, "--tensor %zu --data %zu --pipeline %zu --micro-batch %zu",
+                           r->t, r->d, r->p, r->micro_batch);
 #define FLAG(...) n += snprintf(text + n, size - (size_t)n, __VA_ARGS__)
     if (r->v > 1) FLAG(" --virtual %zu", r->v);
     else if (r->p > 1) FLAG(" --schedule %s", pipeline_schedule_name(r->schedule));
@@ -178,13 +191,16 @@ static inline void model_flags(char *text, size_t size, const Wish *w) {
 static inline void counts_text(const Search *s, char *text, size_t size) {
     size_t all = s->listed + s->refused;
     snprintf(text, size,
-             "%zu layouts: %zu the trainer refuses%s%s%s, %zu do not fit into %.1f GiB, %zu simulated, %zu cannot be "
+             "%zu layouts: %zu the trainer refuses%s%s%s, %zu do not fit into %.1f GiB, %zu "
+             "simulated, %zu cannot be "
              "among the best",
-             all, s->refused, s->refused ? " (such as: " : "", s->refused ? s->why : "", s->refused ? ")" : "",
-             s->too_large, s->cluster->memory / 1073741824.0, s->simulated, s->beaten);
+             all, s->refused, s->refused ? " (such as: " : "", s->refused ? s->why : "",
+             s->refused ? ")" : "", s->too_large, s->cluster->memory / 1073741824.0, s->simulated,
+             s->beaten);
 }
 
-// Says how a neighbour of the best layout does: refused, too large, or how much slower and by what.
+// Says how a neighbour of the best layout does: refused, too large, or how much slower and by
+// what.
 static inline void neighbour_text(const Search *s, Candidate x, char *text, size_t size) {
     Error err;
     StepTime best = simulated(s, &s->best[0]), time;
@@ -194,8 +210,8 @@ static inline void neighbour_text(const Search *s, Candidate x, char *text, size
     }
     candidate_memory(&x, s->wish.model.V, (size_t)s->cluster->reserve, true);
     if ((double)x.memory > s->cluster->memory) {
-        snprintf(text, size, "does not fit: %.1f GiB of %.1f on stage %zu", (double)x.memory / 1073741824.0,
-                 s->cluster->memory / 1073741824.0, x.fullest);
+        snprintf(text, size, "does not fit: %.1f GiB of %.1f on stage %zu",
+                 (double)x.memory / 1073741824.0, s->cluster->memory / 1073741824.0, x.fullest);
         return;
     }
     if (!step_simulate(s->cluster, &x.run, &time, &err)) {
@@ -210,7 +226,8 @@ static inline void neighbour_text(const Search *s, Candidate x, char *text, size
     }
     double slower = time.seconds / best.seconds - 1;
     if (x.run.v != s->best[0].run.v) n = snprintf(text, size, "v = %zu, ", x.run.v);
-    n += snprintf(text + n, size - (size_t)n, "%+.1f%%, %.1f GiB", 100 * slower, (double)x.memory / 1073741824.0);
+    n += snprintf(text + n, size - (size_t)n, "%+.1f%%, %.1f GiB", 100 * slower,
+                  (double)x.memory / 1073741824.0);
     if (slower > 0.0005)
         snprintf(text + n, size - (size_t)n, ": %s %+.3f s",
                  most == TIME_IDLE ? "waiting" : time_part_name((TimePart)most), change[most]);
@@ -227,7 +244,8 @@ static inline bool would_fit(const Search *s, const Wish *wish) {
     return false;
 }
 
-// True if the wish can be split over n GPUs; the sequences of a data rank of the first such split go to *share.
+// True if the wish can be split over n GPUs; the sequences of a data rank of the first such split
+// go to *share.
 static inline bool ranks_split(const Search *s, size_t n, size_t *share) {
     Candidate x = search_blank(s, n);
     for (x.run.t = 1; x.run.t <= n && x.run.t <= s->wish.model.NH; x.run.t++)
@@ -242,21 +260,28 @@ static inline bool ranks_split(const Search *s, size_t n, size_t *share) {
 // Says why there is no layout at all.
 static inline void no_layout(const Search *s, char *why, size_t size) {
     const Wish *w = &s->wish;
-    size_t t = w->t ? w->t : 1, p = w->p ? w->p : 1, d = w->d ? w->d : 1, product = t * p * d, share = 0;
+    size_t t = w->t ? w->t : 1, p = w->p ? w->p : 1, d = w->d ? w->d : 1, product = t * p * d,
+           share = 0;
     if (w->shard > 0 && !wish_allows_shards(w))
         snprintf(why, size,
-                 "--shard %d is for two ranks or more, all of them data ranks with ZeRO: leave out --tensor, "
-                 "--pipeline, --virtual, --schedule, --sequence-parallel and --zero 0", w->shard);
+                 "--shard %d is for two ranks or more, all of them data ranks with ZeRO: leave "
+                 "out --tensor, "
+                 "--pipeline, --virtual, --schedule, --sequence-parallel and --zero 0",
+                 w->shard);
     else if (w->shard > 0 && w->global_batch % w->ranks)
         snprintf(why, size,
-                 "--shard %d makes data ranks of all %zu GPUs, and the batch of %zu sequences is no multiple of that",
+                 "--shard %d makes data ranks of all %zu GPUs, and the batch of %zu sequences is "
+                 "no multiple of that",
                  w->shard, w->ranks, w->global_batch);
     else if (s->refused) snprintf(why, size, "%s", s->why);
     else if (w->ranks % product || (w->t && w->p && w->d && product != w->ranks))
-        snprintf(why, size, "t = %zu, p = %zu, d = %zu are asked for or 1, and their product is no divisor of %zu GPUs",
+        snprintf(why, size,
+                 "t = %zu, p = %zu, d = %zu are asked for or 1, and their product is no divisor "
+                 "of %zu GPUs",
                  t, p, d, w->ranks);
     else if (w->global_batch % d)
-        snprintf(why, size, "--data %zu does not divide the batch of %zu sequences", d, w->global_batch);
+        snprintf(why, size, "--data %zu does not divide the batch of %zu sequences", d,
+                 w->global_batch);
     else {
         // The nearest numbers of GPUs that can be split at all.
         size_t below = 0, above = 0;
@@ -265,12 +290,17 @@ static inline void no_layout(const Search *s, char *why, size_t size) {
         for (size_t n = w->ranks; n > 0 && !below; n--)
             if (ranks_split(s, n, &share)) below = n;
         if (above == w->ranks)
-            snprintf(why, size, "--micro-batch, --virtual or --schedule leaves none of a data rank's %zu sequences and "
-                     "the %zu layers", share, w->model.L);
+            snprintf(why, size,
+                     "--micro-batch, --virtual or --schedule leaves none of a data rank's %zu "
+                     "sequences and "
+                     "the %zu layers",
+                     share, w->model.L);
         else
-            snprintf(why, size, "%zu GPUs are no t x p x d with t up to the %zu heads, p up to the %zu layers and d a "
-                     "divisor of the batch of %zu; %zu and %zu GPUs are", w->ranks, w->model.NH, w->model.L,
-                     w->global_batch, below, above);
+            snprintf(why, size,
+                     "%zu GPUs are no t x p x d with t up to the %zu heads, p up to the %zu "
+                     "layers and d a "
+                     "divisor of the batch of %zu; %zu and %zu GPUs are",
+                     w->ranks, w->model.NH, w->model.L, w->global_batch, below, above);
     }
 }
 
@@ -287,20 +317,23 @@ static inline void nothing_text(const Search *s, Error *err) {
     Wish free_recompute = s->wish, free_batch = s->wish, free_layout = s->wish;
     free_recompute.recompute = -1, free_batch.micro_batch = 0;
     free_layout.t = free_layout.p = free_layout.d = free_layout.v = free_layout.micro_batch = 0;
-    free_layout.schedule = free_layout.recompute = free_layout.zero = free_layout.sequence_parallel = -1;
+    free_layout.schedule = free_layout.recompute = free_layout.zero =
+        free_layout.sequence_parallel = -1;
     free_layout.shard = -1;
     if (s->wish.recompute >= 0 && would_fit(s, &free_recompute))
         snprintf(would, sizeof would, "recomputation would do");
     else if (s->wish.micro_batch > 1 && would_fit(s, &free_batch))
         snprintf(would, sizeof would, "a smaller micro-batch would do");
-    else if (would_fit(s, &free_layout)) snprintf(would, sizeof would, "another layout of these GPUs would do");
+    else if (would_fit(s, &free_layout))
+        snprintf(would, sizeof would, "another layout of these GPUs would do");
     else {
         size_t least = search_smallest(s);
         if (least) snprintf(would, sizeof would, "%zu GPUs would do, and no fewer", least);
         else snprintf(would, sizeof would, "no number of GPUs up to %d would do", SEARCH_GPUS);
     }
-    error_set(err, "nothing fits: %s needs %.1f GiB of %.1f; %s", flags, (double)s->smallest.memory / 1073741824.0,
-              s->cluster->memory / 1073741824.0, would);
+    error_set(err, "nothing fits: %s needs %.1f GiB of %.1f; %s", flags,
+              (double)s->smallest.memory / 1073741824.0, s->cluster->memory / 1073741824.0,
+              would);
 }
 
 #endif

@@ -1,5 +1,6 @@
-// draw_buckets.h: the buckets of the embeddings on the first and on the last stage, cut over the data ranks. The sizes
-// come from the parameter table (llmc/model.h) of the model of `make train`.
+// draw_buckets.h: the buckets of the embeddings on the first and on the last stage, cut over the
+// data ranks. The sizes come from the parameter table (llmc/model.h) of the model of `make
+// train`.
 #ifndef LLMC_DRAW_BUCKETS_H
 #define LLMC_DRAW_BUCKETS_H
 
@@ -24,20 +25,25 @@ static inline void draw_bucket0(FILE *out) {
     bucket_sizes(true, D, &wte[0], &wpe[0]);
     bucket_sizes(false, D, &wte[1], &wpe[1]);
     double unit = (scale - 20) / (double)(wte[0] + wpe[0]);
-    figure_begin(out, 870, 364, "The tied embedding on the first and on the last stage, cut over d = 2 data ranks");
+    figure_begin(
+        out, 870, 364,
+        "The tied embedding on the first and on the last stage, cut over d = 2 data ranks");
 
     for (int s = 0; s < 2; s++) {
         double w = unit * (double)wte[s], part = w / D;
-        svg_text(out, 20, y[s] + 16, FIGURE_TEXT, 700, "start", SVG_INK, s ? "last stage" : "first stage");
+        svg_text(out, 20, y[s] + 16, FIGURE_TEXT, 700, "start", SVG_INK,
+                 s ? "last stage" : "first stage");
         FIGURE_NOTE(out, 20, y[s] + 34, "bucket 0: %zu", wte[s]);
         figure_box(out, x, y[s], w, 30, FIGURE_WHOLE, "wte: %zu", wte[s]);
         if (wpe[s]) {
-            figure_box(out, x + w + 20, y[s], unit * (double)wpe[s], 30, "#ffffff", "wpe: %zu", wpe[s]);
+            figure_box(out, x + w + 20, y[s], unit * (double)wpe[s], 30, "#ffffff", "wpe: %zu",
+                       wpe[s]);
             FIGURE_NOTE(out, x + w + 20, y[s] + 52, "bucket 1");
         }
         for (int r = 0; r < D; r++) {
             figure_box(out, x + r * part, y[s] + 38, part, 30, r ? FIGURE_TOKENS : FIGURE_SHARE,
-                       "data rank %d: [%zu, %zu)", r, wte[s] / D * (size_t)r, wte[s] / D * (size_t)(r + 1));
+                       "data rank %d: [%zu, %zu)", r, wte[s] / D * (size_t)r,
+                       wte[s] / D * (size_t)(r + 1));
         }
     }
 
@@ -45,14 +51,18 @@ static inline void draw_bucket0(FILE *out) {
     for (int r = 0; r < D; r++) {
         double middle = x + (r + 0.5) * unit * (double)wte[0] / D;
         svg_line(out, middle, y[0] + 70, middle, y[1] - 2, FIGURE_ORANGE, 1.6);
-        FIGURE_LABEL(out, middle + 8, (y[0] + y[1]) / 2 + 40, "start", FIGURE_ORANGE, "2: sum over the two stages");
+        FIGURE_LABEL(out, middle + 8, (y[0] + y[1]) / 2 + 40, "start", FIGURE_ORANGE,
+                     "2: sum over the two stages");
     }
     FIGURE_NOTE(out, 20, y[1] + 98,
-                "1: On each stage a reduce-scatter over the data ranks leaves the sum of each part on its owner.");
+                "1: On each stage a reduce-scatter over the data ranks leaves the sum of each "
+                "part on its owner.");
     FIGURE_NOTE(out, 20, y[1] + 116,
-                "2: The owners of a part on the two stages add their sums: a + b has the same bits on both, in whatever");
+                "2: The owners of a part on the two stages add their sums: a + b has the same "
+                "bits on both, in whatever");
     FIGURE_NOTE(out, 20, y[1] + 134,
-                "order each of a and b was added. wpe stands apart, or it would move the cut on the first stage.");
+                "order each of a and b was added. wpe stands apart, or it would move the cut on "
+                "the first stage.");
     svg_end(out);
 }
 

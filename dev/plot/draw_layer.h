@@ -16,11 +16,17 @@ static const LayerStep LAYER_STEPS[] = {
     {"layernorm 1", false, {"ln1 (N, C)", "ln1 (N/t, C)"}, 'f'},
     {"matmul QKVW, by columns", true, {"qkv (N, 3A)", "qkv (N, 3A)"}, 0},
     {"attention on NH/t heads", true, {"atty (N, A)", "atty (N, A)"}, 0},
-    {"matmul PROJW, by rows", true, {"proj (N, C), a partial sum", "proj (N, C), a partial sum"}, 'g'},
+    {"matmul PROJW, by rows",
+     true,
+     {"proj (N, C), a partial sum", "proj (N, C), a partial sum"},
+     'g'},
     {"+ bias + x, layernorm 2", false, {"ln2 (N, C)", "ln2 (N/t, C)"}, 'f'},
     {"matmul FCW, by columns", true, {"fch (N, F)", "fch (N, F)"}, 0},
     {"GELU", true, {"fch_gelu (N, F)", "fch_gelu (N, F)"}, 0},
-    {"matmul FCPROJW, by rows", true, {"proj (N, C), a partial sum", "proj (N, C), a partial sum"}, 'g'},
+    {"matmul FCPROJW, by rows",
+     true,
+     {"proj (N, C), a partial sum", "proj (N, C), a partial sum"},
+     'g'},
     {"+ bias + residual2", false, {"out (N, C)", "out (N/t, C)"}, 0},
 };
 
@@ -40,7 +46,8 @@ static inline void draw_operator(FILE *out, double x, double y, double w, char o
 
 static inline void draw_layer_column(FILE *out, double x, bool sp) {
     double y = 92, w = 250, middle = x + 90;
-    svg_text(out, x, 62, FIGURE_TEXT, 700, "start", SVG_INK, sp ? "--sequence-parallel 1" : "--sequence-parallel 0");
+    svg_text(out, x, 62, FIGURE_TEXT, 700, "start", SVG_INK,
+             sp ? "--sequence-parallel 1" : "--sequence-parallel 0");
     FIGURE_LABEL(out, middle + 12, 86, "start", SVG_MUTED, sp ? "x (N/t, C)" : "x (N, C)");
     figure_arrow(out, middle, 74, middle, y, SVG_MUTED, false);
     for (size_t i = 0; i < sizeof LAYER_STEPS / sizeof *LAYER_STEPS; i++) {
@@ -74,10 +81,12 @@ static inline void draw_layer(FILE *out) {
     figure_box(out, 624, y - 14, 22, 18, FIGURE_TOKENS, "%s", "");
     FIGURE_NOTE(out, 652, y, "this rank's N/t tokens");
     FIGURE_NOTE(out, 20, y + 24,
-                "Every f and g works on a buffer of (N, C). An all-reduce is a reduce-scatter and an all-gather: "
+                "Every f and g works on a buffer of (N, C). An all-reduce is a reduce-scatter "
+                "and an all-gather: "
                 "the boxes");
     FIGURE_NOTE(out, 20, y + 42,
-                "of f and g send the same bytes in both columns. Not drawn: at the right backward gathers ln1, ln2 "
+                "of f and g send the same bytes in both columns. Not drawn: at the right "
+                "backward gathers ln1, ln2 "
                 "again.");
     svg_end(out);
 }

@@ -1,6 +1,7 @@
-// draw_shards.h: when the data ranks of train_data and of train_fsdp communicate: two steps of the first, and one step of
-// the second with the windows in which weights and gradients of a layer stay. Drawn by the rules of these lessons (which
-// stream an operation uses, and what it waits for) with round durations; no run is behind them.
+// draw_shards.h: when the data ranks of train_data and of train_fsdp communicate: two steps of
+// the first, and one step of the second with the windows in which weights and gradients of a
+// layer stay. Drawn by the rules of these lessons (which stream an operation uses, and what it
+// waits for) with round durations; no run is behind them.
 #ifndef LLMC_DRAW_SHARDS_H
 #define LLMC_DRAW_SHARDS_H
 
@@ -17,9 +18,12 @@ typedef struct {
     double compute, data;  // when the two streams are free
 } ShardsDrawing;
 
-// Draws a box of a row from one time to another. format: what it says, one or two characters where it is short.
-__attribute__((format(printf, 6, 7))) static inline void shards_box(const ShardsDrawing *d, int row, double from, double to,
-                                                                    const char *fill, const char *format, ...) {
+// Draws a box of a row from one time to another. format: what it says, one or two characters
+// where it is short.
+__attribute__((format(printf, 6, 7))) static inline void shards_box(const ShardsDrawing *d,
+                                                                    int row, double from,
+                                                                    double to, const char *fill,
+                                                                    const char *format, ...) {
     char text[32];
     va_list args;
     va_start(args, format);
@@ -27,12 +31,14 @@ __attribute__((format(printf, 6, 7))) static inline void shards_box(const Shards
     va_end(args);
     double x = SHARDS_LEFT + d->unit * from, w = d->unit * (to - from);
     svg_rect(d->out, x, d->top + row * SHARDS_ROW, w, 24, fill, SVG_MUTED);
-    svg_text(d->out, x + w / 2, d->top + row * SHARDS_ROW + 17, 12, 400, "middle", SVG_INK, "%s", text);
+    svg_text(d->out, x + w / 2, d->top + row * SHARDS_ROW + 17, 12, 400, "middle", SVG_INK, "%s",
+             text);
 }
 
-// Runs an operation of `length` in a row when its stream is free and not before `ready`. Returns when it ends.
-static inline double shards_run(ShardsDrawing *d, int row, double *stream, double ready, double length, const char *fill,
-                                char name, int layer) {
+// Runs an operation of `length` in a row when its stream is free and not before `ready`. Returns
+// when it ends.
+static inline double shards_run(ShardsDrawing *d, int row, double *stream, double ready,
+                                double length, const char *fill, char name, int layer) {
     double from = fmax(*stream, ready);
     *stream = from + length;
     if (layer >= 0) shards_box(d, row, from, *stream, fill, "%c%d", name, layer);
@@ -42,7 +48,8 @@ static inline double shards_run(ShardsDrawing *d, int row, double *stream, doubl
 
 static inline void shards_rows(const ShardsDrawing *d, int count, const char *const *names) {
     for (int row = 0; row < count; row++)
-        FIGURE_LABEL(d->out, 12, d->top + row * SHARDS_ROW + 17, "start", SVG_INK, "%s", names[row]);
+        FIGURE_LABEL(d->out, 12, d->top + row * SHARDS_ROW + 17, "start", SVG_INK, "%s",
+                     names[row]);
 }
 
 // Two steps of 4 layers. The buckets of embeddings and ln_f are left out.
@@ -54,17 +61,21 @@ static inline void draw_lesson_data(FILE *out) {
     figure_begin(out, 620, 214, "Two steps of train_data, 4 layers");
     shards_rows(&d, 2, names);
     for (int step = 0; step < 2; step++) {
-        for (int l = 0; l < L; l++) shards_run(&d, 0, &d.compute, gathered[l], 1.6, SHARDS_COLORS[l], 'F', l);
+        for (int l = 0; l < L; l++)
+            shards_run(&d, 0, &d.compute, gathered[l], 1.6, SHARDS_COLORS[l], 'F', l);
         for (int l = L; l-- > 0;) {
             double end = shards_run(&d, 0, &d.compute, 0, 2, SHARDS_COLORS[l], 'B', l);
             reduced[l] = shards_run(&d, 1, &d.data, end, 1.7, SHARDS_COLORS[l], 'R', l);
         }
         double updated = shards_run(&d, 0, &d.compute, reduced[0], 1.2, FIGURE_WHOLE, 'U', -1);
         if (step == 1) break;
-        for (int l = 0; l < L; l++) gathered[l] = shards_run(&d, 1, &d.data, updated, 1.4, SHARDS_COLORS[l], 'G', l);
+        for (int l = 0; l < L; l++)
+            gathered[l] = shards_run(&d, 1, &d.data, updated, 1.4, SHARDS_COLORS[l], 'G', l);
     }
-    FIGURE_NOTE(out, 12, 146, "F, B: forward and backward of a layer.  U: the optimizer's update of 1/d.");
-    FIGURE_NOTE(out, 12, 166, "R: reduce-scatter of a layer's gradients, beside the backward below it.");
+    FIGURE_NOTE(out, 12, 146,
+                "F, B: forward and backward of a layer.  U: the optimizer's update of 1/d.");
+    FIGURE_NOTE(out, 12, 166,
+                "R: reduce-scatter of a layer's gradients, beside the backward below it.");
     FIGURE_NOTE(out, 12, 186, "G: all-gather of a layer's weights, beside the next forward.");
     svg_end(out);
 }
@@ -75,14 +86,17 @@ typedef struct {
     int layer, row;
 } ShardsWindow;
 
-static inline void shards_leave(const ShardsDrawing *d, const ShardsWindow *w, double until, char name) {
-    if (w->layer >= 0) shards_box(d, w->row, w->since, until, SHARDS_COLORS[w->layer], "%c%d", name, w->layer);
+static inline void shards_leave(const ShardsDrawing *d, const ShardsWindow *w, double until,
+                                char name) {
+    if (w->layer >= 0)
+        shards_box(d, w->row, w->since, until, SHARDS_COLORS[w->layer], "%c%d", name, w->layer);
 }
 
 // One step of one micro-batch and 6 layers with --shard 3.
 static inline void draw_lesson_fsdp(FILE *out) {
     enum { L = SHARDS_LAYERS };
-    static const char *const names[] = {"compute", "data stream", "weights 0", "weights 1", "gradients 0", "gradients 1"};
+    static const char *const names[] = {"compute",   "data stream", "weights 0",
+                                        "weights 1", "gradients 0", "gradients 1"};
     ShardsDrawing d = {out, 52, 23, 0, 0};
     ShardsWindow weights[2] = {{0, -1, 2}, {0, -1, 3}}, grads[2] = {{0, -1, 4}, {0, -1, 5}};
     double gathered[L], empty[2] = {0, 0};  // when a window of gradients is free
@@ -112,13 +126,17 @@ static inline void draw_lesson_fsdp(FILE *out) {
         if (l >= 2) {
             weights[l % 2].since = empty[l % 2];
             weights[l % 2].layer = l - 2;
-            gathered[l - 2] = shards_run(&d, 1, &d.data, end, 0.9, SHARDS_COLORS[l - 2], 'G', l - 2);
+            gathered[l - 2] =
+                shards_run(&d, 1, &d.data, end, 0.9, SHARDS_COLORS[l - 2], 'G', l - 2);
         }
         shards_leave(&d, &grads[l % 2], empty[l % 2], 'D');
     }
-    FIGURE_NOTE(out, 12, 284, "F, B: forward and backward of a layer.  G: all-gather of a layer's weights.");
+    FIGURE_NOTE(out, 12, 284,
+                "F, B: forward and backward of a layer.  G: all-gather of a layer's weights.");
     FIGURE_NOTE(out, 12, 304, "W: a layer's weights are in this window.  D: its gradients are.");
-    FIGURE_NOTE(out, 12, 324, "R: reduce-scatter, which adds the sum to this rank's shard and empties the window.");
+    FIGURE_NOTE(
+        out, 12, 324,
+        "R: reduce-scatter, which adds the sum to this rank's shard and empties the window.");
     FIGURE_NOTE(out, 12, 344, "Layers 4 and 5 are still in their windows when backward begins.");
     svg_end(out);
 }

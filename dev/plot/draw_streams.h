@@ -1,5 +1,5 @@
-// draw_streams.h: which stream waits for which: backward's two streams, and the deadlock that one stream would make
-// of a pipeline.
+// draw_streams.h: which stream waits for which: backward's two streams, and the deadlock that one
+// stream would make of a pipeline.
 #ifndef LLMC_DRAW_STREAMS_H
 #define LLMC_DRAW_STREAMS_H
 
@@ -12,7 +12,8 @@ typedef struct {
 } Work;
 
 // Draws one row of work on a stream. Returns its end.
-static inline double draw_work(FILE *out, double x, double y, const Work *work, size_t count, double *ends) {
+static inline double draw_work(FILE *out, double x, double y, const Work *work, size_t count,
+                               double *ends) {
     for (size_t i = 0; i < count; i++) {
         figure_box(out, x, y, work[i].width, 36, work[i].fill, "%s", work[i].name);
         x += work[i].width;
@@ -29,12 +30,14 @@ static inline void draw_lane_names(FILE *out, double y, double width) {
 }
 
 // Draws an event, which one stream records and the other waits for, with its name.
-static inline void draw_event(FILE *out, double x1, double y1, double x2, double y2, const char *name) {
+static inline void draw_event(FILE *out, double x1, double y1, double x2, double y2,
+                              const char *name) {
     figure_arrow(out, x1, y1, x2, y2, FIGURE_ORANGE, true);
     FIGURE_LABEL(out, (x1 + x2) / 2 + 7, (y1 + y2) / 2 + 5, "start", FIGURE_ORANGE, "%s", name);
 }
 
-// The MLP's half of layer_backward. Widths follow the FLOPs of the GEMMs; the others are as wide as their names.
+// The MLP's half of layer_backward. Widths follow the FLOPs of the GEMMs; the others are as wide
+// as their names.
 static inline void draw_backward_streams(FILE *out) {
     enum { GATHER, FCPROJ_X, FCPROJ_W, FCPROJ_B, GELU, FC_X, FC_W, WAIT, NORM, COUNT };
     static const Work compute[COUNT] = {
@@ -59,7 +62,8 @@ static inline void draw_backward_streams(FILE *out) {
         draw_work(out, ends[GATHER], y, compute + 1, COUNT - 1, ends + 1);
         if (sp) {
             double begin = ends[GATHER] + 8, end = begin + 150;
-            figure_box(out, begin, below, end - begin, 36, FIGURE_COLLECTIVE, "f again: all-gather");
+            figure_box(out, begin, below, end - begin, 36, FIGURE_COLLECTIVE,
+                       "f again: all-gather");
             draw_event(out, ends[GATHER], y + 36, begin, below, "computed");
             figure_arrow(out, end, below, ends[FC_X], y + 36, FIGURE_ORANGE, true);
             FIGURE_LABEL(out, end + 56, below + 12, "start", FIGURE_ORANGE, "gathered_ready");
@@ -70,20 +74,21 @@ static inline void draw_backward_streams(FILE *out) {
         draw_event(out, ends[FC_X], y + 36, begin, below, "computed");
         draw_event(out, end, below, ends[WAIT], y + 36, "reduced_ready");
     }
-    FIGURE_NOTE(
-        out, 20, 404,
-        "A dashed arrow is an event: recorded where it begins, waited for where it ends. dX, dW, db: gradients of");
-    FIGURE_NOTE(
-        out, 20, 422,
-        "a matmul's input, weight and bias. f overlaps dW; the rest of it is exposed, and so is all of g.");
+    FIGURE_NOTE(out, 20, 404,
+                "A dashed arrow is an event: recorded where it begins, waited for where it ends. "
+                "dX, dW, db: gradients of");
+    FIGURE_NOTE(out, 20, 422,
+                "a matmul's input, weight and bias. f overlaps dW; the rest of it is exposed, "
+                "and so is all of g.");
     svg_end(out);
 }
 
-// ---- the deadlock ---------------------------------------------------------------------------------------------------
+// ---- the deadlock ----------------------------------------------------------------------
 
 static inline void draw_deadlock(FILE *out) {
     double w = 250, h = 38, left = 30, right = 430, y = 96;
-    figure_begin(out, 860, 468, "1F1B with p = 2 and one stream for everything: four lines that hang");
+    figure_begin(out, 860, 468,
+                 "1F1B with p = 2 and one stream for everything: four lines that hang");
     svg_text(out, left, y - 20, FIGURE_TEXT, 700, "start", SVG_INK, "stage 0, in this order");
     svg_text(out, right, y - 20, FIGURE_TEXT, 700, "start", SVG_INK, "stage 1, in this order");
     figure_box(out, left, y, w, h, FIGURE_WAIT, "send activations of 1");
@@ -99,12 +104,15 @@ static inline void draw_deadlock(FILE *out) {
     FIGURE_LABEL(out, left + w + 75, y + h / 2 - 16, "middle", FIGURE_ORANGE, "each waits for");
     FIGURE_LABEL(out, left + w + 75, y + h / 2, "middle", FIGURE_ORANGE, "the other's receive");
     FIGURE_NOTE(out, left, y + 136,
-                "A send completes only when its receive has been posted. Follow the arrows: they go round.");
+                "A send completes only when its receive has been posted. Follow the arrows: they "
+                "go round.");
     y = 300;
-    svg_text(out, left, y - 24, FIGURE_TEXT, 700, "start", SVG_INK,
-             "A stream for each direction of each link, as the trainers have it: no ring of arrows");
-    static const char *const names[2][4] = {{"compute", "send activations", "receive gradients", ""},
-                                            {"compute", "send gradients", "receive activations", ""}};
+    svg_text(
+        out, left, y - 24, FIGURE_TEXT, 700, "start", SVG_INK,
+        "A stream for each direction of each link, as the trainers have it: no ring of arrows");
+    static const char *const names[2][4] = {
+        {"compute", "send activations", "receive gradients", ""},
+        {"compute", "send gradients", "receive activations", ""}};
     for (int s = 0; s < 2; s++) {
         double x = s ? right : left;
         for (int i = 0; i < 3; i++) {
@@ -117,7 +125,8 @@ static inline void draw_deadlock(FILE *out) {
         figure_box(out, x + (s ? 186 : 232), y + 88, 70, h, FIGURE_COLLECTIVE, s ? "1" : "0");
     }
     FIGURE_NOTE(out, left, y + 150,
-                "Every receive is posted as soon as its buffer is free, whatever the stage computes or sends.");
+                "Every receive is posted as soon as its buffer is free, whatever the stage "
+                "computes or sends.");
     svg_end(out);
 }
 

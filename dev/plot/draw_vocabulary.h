@@ -1,5 +1,6 @@
-// draw_vocabulary.h: the loss of one token on two tensor ranks: what each computes from its logits, and the three
-// numbers that travel. The numbers are computed as llmc/kernels/classifier.cuh does.
+// draw_vocabulary.h: the loss of one token on two tensor ranks: what each computes from its
+// logits, and the three numbers that travel. The numbers are computed as
+// llmc/kernels/classifier.cuh does.
 #ifndef LLMC_DRAW_VOCABULARY_H
 #define LLMC_DRAW_VOCABULARY_H
 
@@ -7,7 +8,8 @@
 
 enum { VOCABULARY_RANKS = 2, VOCABULARY_COLUMNS = 4, VOCABULARY_TARGET = 5 };
 
-static const double VOCABULARY_LOGITS[VOCABULARY_RANKS][VOCABULARY_COLUMNS] = {{1, 3, 0, 2}, {2, 4, 1, 0}};
+static const double VOCABULARY_LOGITS[VOCABULARY_RANKS][VOCABULARY_COLUMNS] = {{1, 3, 0, 2},
+                                                                               {2, 4, 1, 0}};
 
 static inline void draw_vocabulary_loss(FILE *out) {
     enum { LEFT = 20, WIDE = 250, STEP = 280, CELL = 56 };
@@ -16,7 +18,8 @@ static inline void draw_vocabulary_loss(FILE *out) {
         max[r] = -INFINITY;
         for (int i = 0; i < VOCABULARY_COLUMNS; i++) max[r] = fmax(max[r], VOCABULARY_LOGITS[r][i]);
         sum[r] = 0;
-        for (int i = 0; i < VOCABULARY_COLUMNS; i++) sum[r] += exp(VOCABULARY_LOGITS[r][i] - max[r]);
+        for (int i = 0; i < VOCABULARY_COLUMNS; i++)
+            sum[r] += exp(VOCABULARY_LOGITS[r][i] - max[r]);
         global = fmax(global, max[r]);
     }
 
@@ -36,18 +39,21 @@ static inline void draw_vocabulary_loss(FILE *out) {
         bool mine = VOCABULARY_TARGET / VOCABULARY_COLUMNS == r;
         FIGURE_LABEL(out, x, 146, "start", SVG_INK, "maximum of these: %g", max[r]);
         FIGURE_LABEL(out, x, 166, "start", SVG_INK, "sum of exp(x - %g): %.3f", max[r], sum[r]);
-        FIGURE_LABEL(out, x, 186, "start", SVG_INK, "target logit: %g%s", mine ? target : 0.0, mine ? "" : " (not here)");
+        FIGURE_LABEL(out, x, 186, "start", SVG_INK, "target logit: %g%s", mine ? target : 0.0,
+                     mine ? "" : " (not here)");
         FIGURE_LABEL(out, x, 268, "start", SVG_INK, "sum, rescaled: %.3f", scaled);
         total += scaled;
     }
-    figure_box(out, LEFT, 204, STEP + WIDE, 32, FIGURE_COLLECTIVE, "all-reduce, the operation max: maximum = %g", global);
-    figure_box(out, LEFT, 286, STEP + WIDE, 32, FIGURE_COLLECTIVE, "all-reduce, the operation sum: sum = %.3f, target = %g",
-               total, target);
+    figure_box(out, LEFT, 204, STEP + WIDE, 32, FIGURE_COLLECTIVE,
+               "all-reduce, the operation max: maximum = %g", global);
+    figure_box(out, LEFT, 286, STEP + WIDE, 32, FIGURE_COLLECTIVE,
+               "all-reduce, the operation sum: sum = %.3f, target = %g", total, target);
     double loss = log(total) + global - target;
-    svg_text(out, LEFT, 350, FIGURE_TEXT, 700, "start", SVG_INK, "loss = log %.3f + %g - %g = %.3f on both ranks", total,
-             global, target, loss);
+    svg_text(out, LEFT, 350, FIGURE_TEXT, 700, "start", SVG_INK,
+             "loss = log %.3f + %g - %g = %.3f on both ranks", total, global, target, loss);
     FIGURE_NOTE(out, LEFT, 378, "Each rank then turns its own logits into their gradient:");
-    FIGURE_NOTE(out, LEFT, 396, "exp(x - %g) / %.3f, less 1 at the target. Three numbers", global, total);
+    FIGURE_NOTE(out, LEFT, 396, "exp(x - %g) / %.3f, less 1 at the target. Three numbers", global,
+                total);
     FIGURE_NOTE(out, LEFT, 414, "travel for a token, whatever the vocabulary is.");
     svg_end(out);
 }

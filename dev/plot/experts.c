@@ -1,5 +1,6 @@
-// experts.c: draws how the tokens of a training run fell on the experts, from the --log of train_moe: for each layer
-// the share of the choices that each expert got (lines; dashed: equal shares) and the share that was dropped (grey).
+// experts.c: draws how the tokens of a training run fell on the experts, from the --log of
+// train_moe: for each layer the share of the choices that each expert got (lines; dashed: equal
+// shares) and the share that was dropped (grey).
 //
 //   experts [--title TEXT] [--out FILE.svg] LOG.jsonl
 #include <cjson/cJSON.h>
@@ -8,7 +9,11 @@
 #include "dev/plot/svg.h"
 #include "dev/plot/tool.h"
 
-enum { MAX_EXPERTS = 128, MAX_LAYERS = 8, POINTS = 80 };  // layers: the first ones are drawn; points of a line
+enum {
+    MAX_EXPERTS = 128,
+    MAX_LAYERS = 8,
+    POINTS = 80
+};  // layers: the first ones are drawn; points of a line
 
 typedef struct {
     double step, dropped;  // dropped: share of the choices
@@ -35,10 +40,12 @@ static bool layer_add(Layer *layer, const cJSON *line, double step) {
     memset(row, 0, sizeof *row);
     row->step = step;
     cJSON_ArrayForEach(token, tokens) {
-        if (n < MAX_EXPERTS && cJSON_IsNumber(token) && token->valuedouble >= 0) row->share[n++] = token->valuedouble;
+        if (n < MAX_EXPERTS && cJSON_IsNumber(token) && token->valuedouble >= 0)
+            row->share[n++] = token->valuedouble;
     }
     for (size_t e = 0; e < n; e++) sum += row->share[e];
-    if (n == 0 || !(sum > 0) || sum > 1e15 || (layer->count && n != layer->experts)) return true;  // no such line
+    if (n == 0 || !(sum > 0) || sum > 1e15 || (layer->count && n != layer->experts))
+        return true;  // no such line
     for (size_t e = 0; e < n; e++) row->share[e] /= sum;
     row->dropped = cJSON_IsNumber(dropped) ? fmax(0, fmin(1, dropped->valuedouble / sum)) : 0;
     layer->experts = n;
@@ -75,8 +82,10 @@ static size_t read_log(const char *path, Layer layers[MAX_LAYERS], Error *err) {
         const cJSON *step = cJSON_GetObjectItemCaseSensitive(json, "step");
         const cJSON *number = cJSON_GetObjectItemCaseSensitive(json, "layer");
         double layer = cJSON_IsNumber(number) ? number->valuedouble : -1;
-        bool drawn = cJSON_IsNumber(step) && fabs(step->valuedouble) < 1e15 && layer >= 0 && layer < MAX_LAYERS;
-        if (drawn && !layer_add(&layers[(size_t)layer], json, step->valuedouble)) error_set(err, "out of memory");
+        bool drawn = cJSON_IsNumber(step) && fabs(step->valuedouble) < 1e15 && layer >= 0 &&
+                     layer < MAX_LAYERS;
+        if (drawn && !layer_add(&layers[(size_t)layer], json, step->valuedouble))
+            error_set(err, "out of memory");
         cJSON_Delete(json);
     }
     free(text);
@@ -85,13 +94,16 @@ static size_t read_log(const char *path, Layer layers[MAX_LAYERS], Error *err) {
     return count;
 }
 
-// A line through the shares of one expert, or down to the axis and back for the share that was dropped (expert < 0).
-static void draw_share(FILE *out, const Layer *layer, int expert, double x, double y, double w, double h, double top,
-                       const char *color) {
+// A line through the shares of one expert, or down to the axis and back for the share that was
+// dropped (expert < 0).
+static void draw_share(FILE *out, const Layer *layer, int expert, double x, double y, double w,
+                       double h, double top, const char *color) {
     const Row *first = &layer->rows[0], *last = &layer->rows[layer->count - 1];
     bool area = expert < 0;
-    fprintf(out, "<%s fill=\"%s\" stroke=\"%s\" stroke-width=\"1.2\" stroke-linejoin=\"round\" points=\"",
-            area ? "polygon" : "polyline", area ? color : "none", area ? "none" : color);
+    fprintf(
+        out,
+        "<%s fill=\"%s\" stroke=\"%s\" stroke-width=\"1.2\" stroke-linejoin=\"round\" points=\"",
+        area ? "polygon" : "polyline", area ? color : "none", area ? "none" : color);
     if (area) fprintf(out, "%.2f,%.2f ", x, y + h);
     for (const Row *row = first; row <= last; row++) {
         double value = area ? row->dropped : row->share[expert];
@@ -108,7 +120,8 @@ static void draw(FILE *out, const Layer *layers, size_t count, const char *title
     svg_begin(out, width, 74 + (double)count * (h + gap) + 20, title);
     svg_text(out, left, 28, 17, 700, "start", SVG_INK, "%s", title);
     svg_text(out, left, 48, 13, 400, "start", SVG_MUTED,
-             "lines: share of the choices that fell on each expert; dashed: equal shares; grey: share dropped");
+             "lines: share of the choices that fell on each expert; dashed: equal shares; grey: "
+             "share dropped");
     for (size_t l = 0; l < count; l++) {
         const Layer *layer = &layers[l];
         double y = 74 + (double)l * (h + gap), top = 0;
@@ -120,7 +133,8 @@ static void draw(FILE *out, const Layer *layers, size_t count, const char *title
         for (int i = 0; i < axis.count; i++) {
             double at = y + h * (1 - (axis.first + i * axis.step) / top);
             svg_line(out, left, at, left + w, at, SVG_GRID, 1);
-            svg_text(out, left - 10, at + 4, 12, 400, "end", SVG_MUTED, "%.0f%%", 100 * (axis.first + i * axis.step));
+            svg_text(out, left - 10, at + 4, 12, 400, "end", SVG_MUTED, "%.0f%%",
+                     100 * (axis.first + i * axis.step));
         }
         draw_share(out, layer, -1, left, y, w, h, top, "#dfe4ea");
         for (size_t e = 0; e < layer->experts; e++) {
@@ -130,11 +144,15 @@ static void draw(FILE *out, const Layer *layers, size_t count, const char *title
             draw_share(out, layer, (int)e, left, y, w, h, top, color);
         }
         double fair = y + h * (1 - 1 / (double)layer->experts / top);
-        fprintf(out, "<line x1=\"%.2f\" y1=\"%.2f\" x2=\"%.2f\" y2=\"%.2f\" stroke=\"%s\" stroke-dasharray=\"5,4\"/>\n",
+        fprintf(out,
+                "<line x1=\"%.2f\" y1=\"%.2f\" x2=\"%.2f\" y2=\"%.2f\" stroke=\"%s\" "
+                "stroke-dasharray=\"5,4\"/>\n",
                 left, fair, left + w, fair, SVG_INK);
         svg_text(out, left, y - 5, 12.5, 700, "start", SVG_INK, "layer %zu", l);
-        svg_text(out, left, y + h + 18, 12, 400, "start", SVG_MUTED, "step %.0f", layer->rows[0].step);
-        svg_text(out, left + w, y + h + 18, 12, 400, "end", SVG_MUTED, "step %.0f", layer->rows[layer->count - 1].step);
+        svg_text(out, left, y + h + 18, 12, 400, "start", SVG_MUTED, "step %.0f",
+                 layer->rows[0].step);
+        svg_text(out, left + w, y + h + 18, 12, 400, "end", SVG_MUTED, "step %.0f",
+                 layer->rows[layer->count - 1].step);
     }
     svg_end(out);
 }
@@ -146,7 +164,8 @@ int main(int argc, char **argv) {
     static Layer layers[MAX_LAYERS];
     Error err;
     tool_begin(argc, argv, usage);
-    if (!plot_flags("experts", argc, argv, flags, 2) || argc - optind != 1) return fputs(usage, stderr), 2;
+    if (!plot_flags("experts", argc, argv, flags, 2) || argc - optind != 1)
+        return fputs(usage, stderr), 2;
     size_t count = read_log(argv[optind], layers, &err);
     if (!count) return tool_fail("experts", err.text);
     FILE *out = svg_open(path, argv + optind, 1, &err);

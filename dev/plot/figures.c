@@ -1,6 +1,7 @@
-// figures.c: draws the pictures of doc/ that come from no run: the collectives, a layer on a tensor rank,
-// the shares of tensor ranks, the loss in parts, backward's streams, the pipeline's deadlock, bucket 0, the ring of context
-// parallelism, dispatch of experts, the streams of two lessons, networks of unlike nodes.
+// figures.c: draws the pictures of doc/ that come from no run: the collectives, a layer on a
+// tensor rank, the shares of tensor ranks, the loss in parts, backward's streams, the pipeline's
+// deadlock, bucket 0, the ring of context parallelism, dispatch of experts, the streams of two
+// lessons, networks of unlike nodes.
 //
 //   figures FOLDER      writes FOLDER/NAME.svg for each of them
 #include "dev/plot/draw_buckets.h"
@@ -21,9 +22,15 @@ typedef struct {
 } Figure;
 
 static const Figure FIGURES[] = {
-    {"all_reduce", draw_all_reduce}, {"reduce_scatter", draw_reduce_scatter}, {"all_gather", draw_all_gather},
-    {"broadcast", draw_broadcast},   {"send_receive", draw_send_receive},     {"ring", draw_ring},
-    {"layer", draw_layer},           {"streams", draw_backward_streams},      {"deadlock", draw_deadlock},
+    {"all_reduce", draw_all_reduce},
+    {"reduce_scatter", draw_reduce_scatter},
+    {"all_gather", draw_all_gather},
+    {"broadcast", draw_broadcast},
+    {"send_receive", draw_send_receive},
+    {"ring", draw_ring},
+    {"layer", draw_layer},
+    {"streams", draw_backward_streams},
+    {"deadlock", draw_deadlock},
     {"bucket0", draw_bucket0},
     {"context", draw_context},
     {"networks", draw_networks},
@@ -35,12 +42,15 @@ static const Figure FIGURES[] = {
 };
 
 int main(int argc, char **argv) {
-    static const char usage[] = "usage: figures FOLDER    draws the pictures of doc/ that come from no run\n";
+    static const char usage[] =
+        "usage: figures FOLDER    draws the pictures of doc/ that come from no run\n";
     tool_begin(argc, argv, usage);
     if (argc != 2 || argv[1][0] == '-') return fputs(usage, stderr), 2;
     for (size_t i = 0; i < sizeof FIGURES / sizeof *FIGURES; i++) {
         char path[4096];
-        if (snprintf(path, sizeof path, "%s/%s.svg", argv[1], FIGURES[i].name) >= (int)sizeof path) return 2;
+        if (snprintf(path, sizeof path, "%s/%s.svg", argv[1], FIGURES[i].name) >=
+            (int)sizeof path)
+            return 2;
         FILE *out = fopen(path, "wb");
         if (out) FIGURES[i].draw(out);
         if (!out || ferror(out) | (fclose(out) != 0))

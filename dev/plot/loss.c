@@ -1,5 +1,6 @@
-// loss.c: draws the losses of one or more --log files as an SVG: training loss (thin as logged, thick
-// smoothed) and validation loss (dots) over steps. With --text it prints those of one file as lines of text.
+// loss.c: draws the losses of one or more --log files as an SVG: training loss (thin as logged,
+// thick smoothed) and validation loss (dots) over steps. With --text it prints those of one file
+// as lines of text.
 //
 //   loss [--title TEXT] [--smooth STEPS] [--width PIXELS] [--out FILE.svg] [LABEL=]LOG.jsonl ...
 //   loss --text [--out FILE.svg] LOG.jsonl
@@ -44,13 +45,15 @@ static bool curve_add(Curve *curve, double step, double loss) {
     return true;
 }
 
-// Returns a number of the line, or NAN if no trainer writes such a value: a picture could not show it.
+// Returns a number of the line, or NAN if no trainer writes such a value: a picture could not
+// show it.
 static double finite_number(const cJSON *line, const char *name) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(line, name);
     return cJSON_IsNumber(item) && fabs(item->valuedouble) < 1e15 ? item->valuedouble : NAN;
 }
 
-// argument: [LABEL=]PATH. A line that is not JSON (the last one of a run that was killed) is left out.
+// argument: [LABEL=]PATH. A line that is not JSON (the last one of a run that was killed) is left
+// out.
 static bool read_run(const char *argument, Run *run, Error *err) {
     const char *equals = strchr(argument, '='), *path = equals ? equals + 1 : argument;
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
@@ -92,8 +95,8 @@ static double place_y(const Axes *a, double loss) {
 }
 
 // smooth: the mean of that many points around each one; 1 draws them as they are.
-static void draw_curve(FILE *out, const Axes *a, const Curve *curve, const char *color, double width,
-                       double opacity, size_t smooth) {
+static void draw_curve(FILE *out, const Axes *a, const Curve *curve, const char *color,
+                       double width, double opacity, size_t smooth) {
     fprintf(out,
             "<polyline fill=\"none\" stroke=\"%s\" stroke-width=\"%g\" stroke-opacity=\"%g\" "
             "stroke-linejoin=\"round\" points=\"",
@@ -101,7 +104,8 @@ static void draw_curve(FILE *out, const Axes *a, const Curve *curve, const char 
     size_t first = 0, last = 0;  // of the window [first, last), whose sum is kept
     double sum = 0;
     for (size_t i = 0; i < curve->count; i++) {
-        size_t half = smooth / 2, reach = i < half ? i : half;  // a window of equal length on both sides
+        size_t half = smooth / 2,
+               reach = i < half ? i : half;  // a window of equal length on both sides
         if (reach > curve->count - 1 - i) reach = curve->count - 1 - i;
         for (; last <= i + reach; last++) sum += curve->points[last].loss;
         for (; first < i - reach; first++) sum -= curve->points[first].loss;
@@ -124,13 +128,15 @@ static void draw_axes(FILE *out, const Axes *a) {
     for (int i = 0; i < axis.count; i++) {
         double y = axis.first + i * axis.step, at = place_y(a, y);
         svg_line(out, a->left, at, a->right, at, SVG_GRID, 1);
-        svg_text(out, a->left - 10, at + 4, 12, 400, "end", SVG_MUTED, "%.*f", svg_axis_digits(axis.step), y);
+        svg_text(out, a->left - 10, at + 4, 12, 400, "end", SVG_MUTED, "%.*f",
+                 svg_axis_digits(axis.step), y);
     }
     svg_line(out, a->left, a->bottom, a->right, a->bottom, SVG_MUTED, 1);
     svg_text(out, (a->left + a->right) / 2, a->bottom + 42, 13, 400, "middle", SVG_INK, "step");
 }
 
-static void draw(FILE *out, const Run *runs, int count, const char *title, double width, size_t smooth) {
+static void draw(FILE *out, const Run *runs, int count, const char *title, double width,
+                 size_t smooth) {
     double height = 0.5 * width + 70;
     Axes a = {INFINITY, -INFINITY, INFINITY, -INFINITY, 70, width - 30, 62, height - 60};
     for (int r = 0; r < count; r++) {
@@ -167,7 +173,9 @@ static void draw(FILE *out, const Run *runs, int count, const char *title, doubl
     for (int r = 0; r < count; r++, y += 20) {
         const Curve *train = &runs[r].train, *val = &runs[r].val;
         char text[256], last_train[32] = "", last_val[40] = "";
-        if (train->count) snprintf(last_train, sizeof last_train, ": %.3f", train->points[train->count - 1].loss);
+        if (train->count)
+            snprintf(last_train, sizeof last_train, ": %.3f",
+                     train->points[train->count - 1].loss);
         if (val->count)
             snprintf(last_val, sizeof last_val, "%s val %.3f", train->count ? "," : ":",
                      val->points[val->count - 1].loss);
@@ -178,7 +186,7 @@ static void draw(FILE *out, const Run *runs, int count, const char *title, doubl
     svg_end(out);
 }
 
-// ---- as text --------------------------------------------------------------------------------------------------------
+// ---- as text ---------------------------------------------------------------------------
 
 enum { TEXT_ROWS = 8, TEXT_COLUMNS = 52 };
 
@@ -235,7 +243,8 @@ static void print_text(FILE *out, const Run *run) {
         int length = TEXT_COLUMNS;
         while (length > 0 && rows[row][length - 1] == ' ') length--;
         double loss = a.y1 - (a.y1 - a.y0) * row / (TEXT_ROWS - 1);
-        fprintf(out, fabs(loss) < 1000 ? "%6.2f |%.*s\n" : "%6.0e |%.*s\n", loss, length, rows[row]);
+        fprintf(out, fabs(loss) < 1000 ? "%6.2f |%.*s\n" : "%6.0e |%.*s\n", loss, length,
+                rows[row]);
     }
     char first[32];
     int width = snprintf(first, sizeof first, "step %.0f", a.x0);

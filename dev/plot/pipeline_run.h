@@ -1,4 +1,5 @@
-// pipeline_run.h: the times that pipeline_walk finds for lists, as the trace that a trainer would write.
+// pipeline_run.h: the times that pipeline_walk finds for lists, as the trace that a trainer would
+// write.
 //
 // defines: list_run, list_run_span, list_run_bubble, list_run_write, list_run_free
 #ifndef DEV_PLOT_PIPELINE_RUN_H
@@ -7,12 +8,13 @@
 #include "llmc/host/trace.h"
 #include "llmc/zero_bubble.h"
 
-// Runs lists that pipeline_prove_list accepts and keeps the times of all steps. False, with a sentence, if they hang.
-// Release with list_run_free in either case.
-static inline bool list_run(PipelineRun *r, const PipelineLists *l, size_t buffers, const PipelineTimes *times,
-                            Error *err) {
+// Runs lists that pipeline_prove_list accepts and keeps the times of all steps. False, with a
+// sentence, if they hang. Release with list_run_free in either case.
+static inline bool list_run(PipelineRun *r, const PipelineLists *l, size_t buffers,
+                            const PipelineTimes *times, Error *err) {
     r->steps = (PipelineTime **)host_alloc((size_t)l->p, sizeof *r->steps);
-    for (int s = 0; s < l->p; s++) r->steps[s] = (PipelineTime *)host_alloc(l->counts[s], sizeof **r->steps);
+    for (int s = 0; s < l->p; s++)
+        r->steps[s] = (PipelineTime *)host_alloc(l->counts[s], sizeof **r->steps);
     return pipeline_walk(l, buffers, times, r, err);
 }
 
@@ -32,21 +34,21 @@ static inline double list_run_bubble(const PipelineRun *r, int p) {
     return (r->end - work) / work;
 }
 
-static inline void list_run_event(TraceList *trace, const char *kind, int stage, int stream, PipelineStep step,
-                                  double start, double end) {
+static inline void list_run_event(TraceList *trace, const char *kind, int stage, int stream,
+                                  PipelineStep step, double start, double end) {
     TraceEvent e = trace_event(kind, stage, stream, step.micro, step.chunk);
     e.start_us = 1e3 * start;
     e.duration_us = 1e3 * (end - start);
     if (end > start) trace_add(trace, &e);
 }
 
-// Writes the trace: steps on stream 0; receives and sends of activations on 1 and 2, of gradients on 3 and 4. One unit
-// of time is a millisecond.
-static inline bool list_run_write(const PipelineRun *r, const PipelineLists *l, double transfer, const char *path,
-                                  Error *err) {
+// Writes the trace: steps on stream 0; receives and sends of activations on 1 and 2, of gradients
+// on 3 and 4. One unit of time is a millisecond.
+static inline bool list_run_write(const PipelineRun *r, const PipelineLists *l, double transfer,
+                                  const char *path, Error *err) {
     static const char *const kinds[] = {"forward", "backward", "weight"};
-    static const char *const streams[] = {"compute", "receive activations", "send activations", "receive gradients",
-                                          "send gradients"};
+    static const char *const streams[] = {"compute", "receive activations", "send activations",
+                                          "receive gradients", "send gradients"};
     TraceList trace;
     memset(&trace, 0, sizeof trace);
     for (int s = 0; s < l->p; s++)
@@ -59,8 +61,10 @@ static inline bool list_run_write(const PipelineRun *r, const PipelineLists *l, 
             if (to == PIPELINE_NONE) continue;
             PipelineStep read = step;  // at the other end
             read.chunk = (step.chunk * l->p + s + (step.kind == STEP_FORWARD ? 1 : -1)) / l->p;
-            list_run_event(&trace, "send", s, 2 + 2 * (int)step.kind, step, t->sent - transfer, t->sent);
-            list_run_event(&trace, "recv", to, 1 + 2 * (int)step.kind, read, t->sent - transfer, t->sent);
+            list_run_event(&trace, "send", s, 2 + 2 * (int)step.kind, step, t->sent - transfer,
+                           t->sent);
+            list_run_event(&trace, "recv", to, 1 + 2 * (int)step.kind, read, t->sent - transfer,
+                           t->sent);
         }
     qsort(trace.events, trace.count, sizeof *trace.events, trace_order);  // a rank after the other
     bool ok = trace_write(path, trace.events, trace.count, streams, 5, err);

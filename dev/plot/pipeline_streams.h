@@ -1,8 +1,9 @@
-// pipeline_streams.h: a small machine on which pipeline schedules run: a few in-order streams a stage, events
-// between them, messages that are a rendezvous. It enqueues the operations of a trainer (rule 3 of
-// llmc/pipeline.h) and runs them in virtual time.
+// pipeline_streams.h: a small machine on which pipeline schedules run: a few in-order streams a
+// stage, events between them, messages that are a rendezvous. It enqueues the operations of a
+// trainer (rule 3 of llmc/pipeline.h) and runs them in virtual time.
 //
-// Buffers hold names instead of numbers, so a wait that is missing shows up as the wrong name in a buffer.
+// Buffers hold names instead of numbers, so a wait that is missing shows up as the wrong name in
+// a buffer.
 #ifndef LLMC_PIPELINE_STREAMS_H
 #define LLMC_PIPELINE_STREAMS_H
 
@@ -22,7 +23,8 @@ typedef struct {
     PipelineStep step;      // messages: the step at this end
     unsigned char type;     // OpType
     bool last_use;          // compute: of the slot, which is free afterwards
-    signed char waits[2];   // streams of this stage of which up to two operations must be complete; -1: none
+    signed char waits[2];   // streams of this stage of which up to two operations must be
+                            // complete; -1: none
     unsigned wait_index[2]; // which operations these are
     int peer;
     unsigned in, out;       // compute: its buffers; messages: in is their buffer
@@ -41,15 +43,16 @@ typedef struct {
     // input
     int p, m, v;
     size_t buffers;
-    double cost[3], transfer;     // of a forward, an input half and a weight half of one chunk, and of a message
-    const double *scale;          // [p * v] how many times that a global chunk's steps cost; NULL: 1
+    double cost[3],
+        transfer;  // of a forward, an input half and a weight half of one chunk, and of a message
+    const double *scale;  // [p * v] how many times that a global chunk's steps cost; NULL: 1
     int stream_of[STREAM_COUNT];  // {0, 1, 2, 3, 4}, or several roles on one stream, to see it fail
     bool drop[WAIT_COUNT];        // leave a wait out, to see it fail
     uint64_t order;               // 0: streams in turn; else a seed: any ready stream at any moment
     // result
     Stream *streams;        // [p][STREAM_COUNT]
     bool complete;          // false: it hung
-    size_t wrong;           // computes that found something else than their input or their activations
+    size_t wrong;  // computes that found something else than their input or their activations
     double makespan, busy;  // end of the last compute; sum of all computes
     int *receive_name, *send_name, *slot_name;  // [p][2][buffers], the same, [p][slots]
     size_t slots;
@@ -59,7 +62,8 @@ static inline Stream *machine_stream(Machine *mc, int stage, int role) {
     return &mc->streams[stage * STREAM_COUNT + mc->stream_of[role]];
 }
 
-static inline void op_wait(Machine *mc, StreamOp *op, int which, int role, size_t index, bool exists) {
+static inline void op_wait(Machine *mc, StreamOp *op, int which, int role, size_t index,
+                           bool exists) {
     if (!exists || mc->drop[which]) return;
     int place = op->waits[0] < 0 ? 0 : 1;
     op->waits[place] = (signed char)mc->stream_of[role];
@@ -75,11 +79,12 @@ static inline size_t machine_enqueue(Machine *mc, int stage, int role, StreamOp 
 }
 
 // Enqueues the list of one stage as its host does: rule 3 of pipeline.h.
-static inline void machine_enqueue_stage(Machine *mc, int stage, const PipelineStep *steps, const size_t *slot,
-                                         size_t count) {
+static inline void machine_enqueue_stage(Machine *mc, int stage, const PipelineStep *steps,
+                                         const size_t *slot, size_t count) {
     StepKind last_use = pipeline_last_use(steps, count);
     size_t B = mc->buffers, received[2] = {0, 0}, sends[2] = {0, 0};
-    // Indices of the operations that the events stand for, [2][B] each. A weight step has no message and no event.
+    // Indices of the operations that the events stand for, [2][B] each. A weight step has no
+    // message and no event.
     size_t *freed = (size_t *)malloc(4 * B * sizeof *freed), *sent = freed + 2 * B;
     for (size_t i = 0; i < count; i++) {
         PipelineStep step = steps[i];
@@ -87,8 +92,10 @@ static inline void machine_enqueue_stage(Machine *mc, int stage, const PipelineS
         pipeline_neighbours(mc->p, stage, mc->v, step, &from, &to);
         size_t read = from == PIPELINE_NONE ? 0 : received[step.kind]++;
         size_t made = to == PIPELINE_NONE ? 0 : sends[step.kind]++;
-        unsigned in = (unsigned)(step.kind * B + read % B), out = (unsigned)(step.kind * B + made % B);
-        StreamOp op = {step, OP_COMPUTE, step.kind == last_use, {-1, -1}, {0, 0}, 0, in, out, (unsigned)slot[i], 0, 0};
+        unsigned in = (unsigned)(step.kind * B + read % B),
+                 out = (unsigned)(step.kind * B + made % B);
+        StreamOp op = {step, OP_COMPUTE, step.kind == last_use, {-1, -1}, {0, 0}, 0,
+                       in,   out,        (unsigned)slot[i],     0,        0};
         if (from != PIPELINE_NONE) {
             StreamOp r = {step, OP_RECEIVE, false, {-1, -1}, {0, 0}, from, in, 0, 0, 0, 0};
             op_wait(mc, &r, WAIT_FREE, STREAM_COMPUTE, freed[in], read >= B);
@@ -139,7 +146,8 @@ static inline void machine_compute(Machine *mc, int stage, const StreamOp *op) {
     if (from != PIPELINE_NONE &&
         mc->receive_name[stage * B2 + op->in] != machine_name(mc, step.kind, step.micro, chunk))
         mc->wrong++;
-    // The slot is free (0), holds the forward's activations (its name), or a backward's for the weight step (-name)
+    // The slot is free (0), holds the forward's activations (its name), or a backward's for the
+    // weight step (-name)
     int expected = step.kind == STEP_FORWARD ? 0 : step.kind == STEP_BACKWARD ? own : -own;
     if (*slot != expected) mc->wrong++;
     *slot = op->last_use ? 0 : step.kind == STEP_FORWARD ? own : -own;
@@ -148,8 +156,9 @@ static inline void machine_compute(Machine *mc, int stage, const StreamOp *op) {
             machine_name(mc, step.kind, step.micro, chunk + (step.kind == STEP_FORWARD ? 1 : -1));
 }
 
-// Runs the operation at the head of a stream if it can. A message runs from its receiving end, when both ends
-// are ready: the sender's head must be a send to this stage, on the stream that belongs to the same link.
+// Runs the operation at the head of a stream if it can. A message runs from its receiving end,
+// when both ends are ready: the sender's head must be a send to this stage, on the stream that
+// belongs to the same link.
 static inline bool machine_advance(Machine *mc, int stage, int stream_index) {
     Stream *stream = &mc->streams[stage * STREAM_COUNT + stream_index];
     if (stream->next == stream->count) return false;
@@ -158,7 +167,8 @@ static inline bool machine_advance(Machine *mc, int stage, int stream_index) {
     if (op->type == OP_SEND || !machine_ready(mc, stage, op, &time)) return false;
     if (op->type == OP_COMPUTE) {
         double cost = mc->cost[op->step.kind];
-        if (op->step.kind == STEP_BACKWARD && op->last_use) cost += mc->cost[STEP_WEIGHT];  // it does both halves
+        if (op->step.kind == STEP_BACKWARD && op->last_use)
+            cost += mc->cost[STEP_WEIGHT];  // it does both halves
         if (mc->scale) cost *= mc->scale[op->step.chunk * mc->p + stage];
         machine_compute(mc, stage, op);
         machine_finish(stream, time, time + cost);
@@ -170,16 +180,19 @@ static inline bool machine_advance(Machine *mc, int stage, int stream_index) {
     if (from->next == from->count) return false;
     StreamOp *send = &from->ops[from->next];
     double send_time = from->clock;
-    if (send->type != OP_SEND || send->peer != stage || !machine_ready(mc, op->peer, send, &send_time))
+    if (send->type != OP_SEND || send->peer != stage ||
+        !machine_ready(mc, op->peer, send, &send_time))
         return false;
     if (send_time > time) time = send_time;
-    mc->receive_name[stage * 2 * mc->buffers + op->in] = mc->send_name[op->peer * 2 * mc->buffers + send->in];
+    mc->receive_name[stage * 2 * mc->buffers + op->in] =
+        mc->send_name[op->peer * 2 * mc->buffers + send->in];
     machine_finish(stream, time, time + mc->transfer);
     machine_finish(from, time, time + mc->transfer);
     return true;
 }
 
-// Runs p lists on the machine. Release with machine_free (also before another run with the same Machine).
+// Runs p lists on the machine. Release with machine_free (also before another run with the same
+// Machine).
 static inline void machine_run(Machine *mc, const PipelineLists *l) {
     size_t per_stage = (size_t)mc->m * mc->v, B2 = 2 * mc->buffers;
     mc->streams = (Stream *)calloc((size_t)mc->p * STREAM_COUNT, sizeof *mc->streams);
@@ -191,7 +204,8 @@ static inline void machine_run(Machine *mc, const PipelineLists *l) {
         for (int role = 0; role < STREAM_COUNT; role++)
             room[mc->stream_of[role]] += role == STREAM_COMPUTE ? 3 * per_stage : per_stage;
         for (int i = 0; i < STREAM_COUNT; i++)
-            mc->streams[s * STREAM_COUNT + i].ops = (StreamOp *)malloc((room[i] + 1) * sizeof(StreamOp));
+            mc->streams[s * STREAM_COUNT + i].ops =
+                (StreamOp *)malloc((room[i] + 1) * sizeof(StreamOp));
         size_t slots = pipeline_slots(l, s, slot);
         if (slots > mc->slots) mc->slots = slots;
         machine_enqueue_stage(mc, s, l->steps[s], slot, l->counts[s]);
@@ -220,7 +234,8 @@ static inline void machine_run(Machine *mc, const PipelineLists *l) {
         }
     }
     mc->complete = true;
-    for (int i = 0; i < n; i++) mc->complete = mc->complete && mc->streams[i].next == mc->streams[i].count;
+    for (int i = 0; i < n; i++)
+        mc->complete = mc->complete && mc->streams[i].next == mc->streams[i].count;
 }
 
 static inline void machine_free(Machine *mc) {

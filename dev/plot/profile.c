@@ -1,5 +1,5 @@
-// profile.c: prints where the training steps of a --trace file spend their time, a row per rank, and with --out draws
-// it as an SVG, a stacked bar per rank.
+// profile.c: prints where the training steps of a --trace file spend their time, a row per rank,
+// and with --out draws it as an SVG, a stacked bar per rank.
 //
 //   profile [--skip N] [--title TEXT] [--width PIXELS] [--out FILE.svg] TRACE.json
 //
@@ -25,7 +25,8 @@ static const struct {
 };
 
 // One bar with the percentages of its parts inside, with as many digits as there is room for.
-static void draw_bar(FILE *out, const StepProfile *p, double y, double height, double scale, double right) {
+static void draw_bar(FILE *out, const StepProfile *p, double y, double height, double scale,
+                     double right) {
     double x = LEFT, end = LEFT;
     for (int part = 0; part < PROFILE_PARTS; part++, x = end) {
         double w = p->part[part] * scale, percent = p->wall > 0 ? 100 * p->part[part] / p->wall : 0;
@@ -37,8 +38,8 @@ static void draw_bar(FILE *out, const StepProfile *p, double y, double height, d
             char text[32];
             snprintf(text, sizeof text, "%.*f%%", digits, percent);
             if (1.1 * svg_text_width(text, size) + 6 > w) continue;
-            svg_text(out, x + w / 2, y + height / 2 + 0.36 * size, size, 400, "middle", looks[part].ink, "%s",
-                     text);
+            svg_text(out, x + w / 2, y + height / 2 + 0.36 * size, size, 400, "middle",
+                     looks[part].ink, "%s", text);
             break;
         }
     }
@@ -57,30 +58,37 @@ static void draw_legend(FILE *out, const StepProfile *mean, double y, double rig
         x += width;
     }
     svg_text(out, LEFT, y + 24, 11.5, 400, "start", SVG_MUTED,
-             "Communication is what the compute stream waited for; what overlaps with compute is not in the "
+             "Communication is what the compute stream waited for; what overlaps with compute is "
+             "not in the "
              "bars.");
-    svg_text(out, LEFT, y + 41, 11.5, 400, "start", SVG_MUTED,
-             "The bubble is the pipeline's idle time over its working time, in theory (p-1)/(v m).");
+    svg_text(
+        out, LEFT, y + 41, 11.5, 400, "start", SVG_MUTED,
+        "The bubble is the pipeline's idle time over its working time, in theory (p-1)/(v m).");
 }
 
-static void draw(FILE *out, const StepProfile *profile, int ranks, const char *title, double width) {
+static void draw(FILE *out, const StepProfile *profile, int ranks, const char *title,
+                 double width) {
     StepProfile mean = profile_mean(profile, ranks);
-    const double *part = mean.part, box = ranks <= 16 ? 30 : 18, row = box + (ranks <= 16 ? 9 : 4), gap = 12;
+    const double *part = mean.part, box = ranks <= 16 ? 30 : 18,
+                 row = box + (ranks <= 16 ? 9 : 4), gap = 12;
     double longest = mean.wall, bottom = TOP + (ranks + 1) * row + gap, right = width - RIGHT;
     for (int r = 0; r < ranks; r++) longest = fmax(longest, profile[r].wall);
-    double scale = (right - LEFT) / fmax(longest, 1e-9), percent = mean.wall > 0 ? 100 / mean.wall : 0;
+    double scale = (right - LEFT) / fmax(longest, 1e-9),
+           percent = mean.wall > 0 ? 100 / mean.wall : 0;
     if (!title) title = "Where a training step spends its time";
     svg_begin(out, width, bottom + 118, title);
     svg_text(out, LEFT, 28, 17, 700, "start", SVG_INK, "%s", title);
     char text[160], shares[160];
     snprintf(text, sizeof text, "mean of %zu step%s on %d rank%s: %.*f ms", mean.steps,
-             mean.steps > 1 ? "s" : "", ranks, ranks > 1 ? "s" : "", mean.wall < 10 ? 3 : 1, mean.wall);
+             mean.steps > 1 ? "s" : "", ranks, ranks > 1 ? "s" : "", mean.wall < 10 ? 3 : 1,
+             mean.wall);
     snprintf(shares, sizeof shares,
              "; compute %.1f%%, exposed communication %.1f%%, optimizer %.1f%%, other %.1f%%",
              percent * part[PROFILE_COMPUTE],
              percent * (part[PROFILE_TENSOR] + part[PROFILE_PIPELINE] + part[PROFILE_DATA]),
              percent * part[PROFILE_OPTIMIZER], percent * part[PROFILE_OTHER]);
-    if (1.1 * svg_text_width(text, 13) + 1.1 * svg_text_width(shares, 13) > width - LEFT - 10) shares[0] = 0;
+    if (1.1 * svg_text_width(text, 13) + 1.1 * svg_text_width(shares, 13) > width - LEFT - 10)
+        shares[0] = 0;
     svg_text(out, LEFT, 50, 13, 400, "start", SVG_MUTED, "%s%s", text, shares);
     svg_text(out, right + 74, TOP - 14, 11.5, 400, "end", SVG_MUTED, "bubble");
 
@@ -90,7 +98,8 @@ static void draw(FILE *out, const StepProfile *profile, int ranks, const char *t
     for (int i = 0; i < axis.count; i++) {
         double at = i * axis.step, x = LEFT + at * unit * scale;
         svg_line(out, x, TOP - 6, x, bottom + 2, SVG_GRID, 1);
-        svg_text(out, x, bottom + 18, 11.5, 400, "middle", SVG_MUTED, "%.*f", svg_axis_digits(axis.step), at);
+        svg_text(out, x, bottom + 18, 11.5, 400, "middle", SVG_MUTED, "%.*f",
+                 svg_axis_digits(axis.step), at);
     }
     svg_text(out, right + 14, bottom + 18, 11.5, 400, "start", SVG_MUTED, unit == 1 ? "ms" : "us");
 
@@ -101,14 +110,16 @@ static void draw(FILE *out, const StepProfile *profile, int ranks, const char *t
         svg_text(out, LEFT - 12, y + box / 2 + 0.36 * size, size, 700, "end", SVG_INK, "%s", name);
         draw_bar(out, r < ranks ? &profile[r] : &mean, y, box, scale, right);
     }
-    svg_line(out, LEFT - 60, TOP + ranks * row + 1.5, right + 74, TOP + ranks * row + 1.5, "#aeb8c2", 1);
+    svg_line(out, LEFT - 60, TOP + ranks * row + 1.5, right + 74, TOP + ranks * row + 1.5,
+             "#aeb8c2", 1);
     draw_legend(out, &mean, bottom + 52, right);
     svg_end(out);
 }
 
-// Counts the ranks and finds the first step to look at: `skip` after the first one that has a backward.
-static bool choose_steps(const TraceList *trace, const char *path, long skip, int *ranks, long *first,
-                         Error *err) {
+// Counts the ranks and finds the first step to look at: `skip` after the first one that has a
+// backward.
+static bool choose_steps(const TraceList *trace, const char *path, long skip, int *ranks,
+                         long *first, Error *err) {
     *ranks = 0;
     *first = -1;
     long last = -1;
@@ -123,8 +134,8 @@ static bool choose_steps(const TraceList *trace, const char *path, long skip, in
         return error_set(err, "%s has %d ranks; at most %d are drawn", path, *ranks, MAX_RANKS);
     if (*first < 0) return error_set(err, "no step in %s has a backward on track 0", path);
     if (skip > last - *first)
-        return error_set(err, "%s holds steps %ld to %ld: nothing is left after --skip %ld", path, *first,
-                         last, skip);
+        return error_set(err, "%s holds steps %ld to %ld: nothing is left after --skip %ld", path,
+                         *first, last, skip);
     *first += skip;
     return true;
 }
@@ -141,7 +152,8 @@ int main(int argc, char **argv) {
                               {"width", PLOT_INTEGER, &width, 300, 20000},
                               {"out", PLOT_TEXT, &path, 0, 0}};
     tool_begin(argc, argv, usage);
-    if (!plot_flags("profile", argc, argv, flags, 4) || optind + 1 != argc) return fputs(usage, stderr), 2;
+    if (!plot_flags("profile", argc, argv, flags, 4) || optind + 1 != argc)
+        return fputs(usage, stderr), 2;
     Error err;
     TraceList trace = {0};
     int ranks;
@@ -161,7 +173,8 @@ int main(int argc, char **argv) {
         draw(out, profile, ranks, title, (double)width);
         ok = svg_close(out, path, &err);
     }
-    if (ok && fflush(stdout) != 0) ok = error_set(&err, "cannot print the table: %s", strerror(errno));
+    if (ok && fflush(stdout) != 0)
+        ok = error_set(&err, "cannot print the table: %s", strerror(errno));
     free(profile);
     return ok ? 0 : tool_fail("profile", err.text);
 }

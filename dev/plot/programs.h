@@ -1,5 +1,5 @@
-// programs.h: the programs of dev/plot as functions, for tests and fuzzers that call them with a command line. A name
-// that several of them use gets a prefix here.
+// programs.h: the programs of dev/plot as functions, for tests and fuzzers that call them with a
+// command line. A name that several of them use gets a prefix here.
 //
 // defines: timeline_main, profile_main, schedule_main, loss_main
 #ifndef DEV_PLOT_PROGRAMS_H

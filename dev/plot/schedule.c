@@ -1,10 +1,11 @@
-// schedule.c: a playground for pipeline schedules: proves a list of steps or refuses it with the reason, and prints its
-// time and memory in virtual time.
+// schedule.c: a playground for pipeline schedules: proves a list of steps or refuses it with the
+// reason, and prints its time and memory in virtual time.
 //
 //   schedule [flags] 'F0 F1 B0 B1; F0 B0 F1 B1'     a list, one line (or ;) for each stage
 //   schedule [flags] doc/schedules/zb-h1.txt        the same from a file
 //   schedule --stages 4 --micros 8 zb-h1            a schedule by its name
-//   schedule --table                                every schedule for p of 4, 8, 16 and m of p, 2p, 4p, in Markdown
+//   schedule --table                                every schedule for p of 4, 8, 16 and m of p,
+//                                                   2p, 4p, in Markdown
 //
 // pipeline_parse (llmc/pipeline.h) reads lists.
 #include <limits.h>
@@ -14,12 +15,16 @@
 #include "dev/plot/tool.h"
 
 static const char usage[] =
-    "usage: schedule [--stages P] [--micros M] [--virtual V] [--forward X] [--backward X] [--weight X]\n"
-    "                [--transfer X] [--limit N] [--trace FILE.json] [--list] LIST|FILE|NAME, or schedule --table\n"
-    "  LIST             'F0 F1 B0 B1; F0 B0 F1 B1': a line (or ;) for each stage; F, B or W with a micro-batch\n"
+    "usage: schedule [--stages P] [--micros M] [--virtual V] [--forward X] [--backward X] "
+    "[--weight X]\n"
+    "                [--transfer X] [--limit N] [--trace FILE.json] [--list] LIST|FILE|NAME, or "
+    "schedule --table\n"
+    "  LIST             'F0 F1 B0 B1; F0 B0 F1 B1': a line (or ;) for each stage; F, B or W with "
+    "a micro-batch\n"
     "  FILE             the same in a file\n"
     "  NAME             gpipe, 1f1b, interleaved, zb-h1 or zb-auto; needs --stages and --micros\n"
-    "  --forward X      what a chunk's forward costs (default 1), the input half of its backward (--backward), the\n"
+    "  --forward X      what a chunk's forward costs (default 1), the input half of its backward "
+    "(--backward), the\n"
     "                   weight half (--weight), and a message (--transfer, default 0)\n"
     "  --limit N        micro-batches that a stage may hold under zb-auto (default 2 P)\n"
     "  --trace FILE     what ran, for the timeline tool\n"
@@ -62,7 +67,8 @@ static bool make_lists(const Request *r, PipelineLists *l, Error *err) {
     for (int s = 0; s < SCHEDULE_COUNT; s++) {
         if (strcmp(r->what, pipeline_schedule_name((Schedule)s)) != 0) continue;
         if (!r->p || !r->m)
-            return error_set(err, "%s needs --stages and --micros (of make schedule: P=4 M=8)", r->what);
+            return error_set(err, "%s needs --stages and --micros (of make schedule: P=4 M=8)",
+                             r->what);
         long v = r->v ? r->v : s == SCHEDULE_INTERLEAVED ? 2 : 1;
         if (!pipeline_check((Schedule)s, (int)r->p, (int)r->m, (int)v, err)) return false;
         *l = zero_bubble_make((Schedule)s, (int)r->p, (int)r->m, (int)v, &r->times,
@@ -99,17 +105,20 @@ static void print_report(const PipelineLists *l, const PipelineRun *run) {
     double busy = run->busy / l->p;  // every stage has the same work
     for (int s = 0; s < l->p; s++) {
         double span = list_run_span(run, l, s);
-        printf("%5d %6zu %10zu %10g %10g\n", s, l->counts[s], pipeline_slots(l, s, NULL), span, span - busy);
+        printf("%5d %6zu %10zu %10g %10g\n", s, l->counts[s], pipeline_slots(l, s, NULL), span,
+               span - busy);
     }
-    printf("proved: %d stages, %d micro-batches, %d chunk%s a stage\n", l->p, l->m, l->v, l->v > 1 ? "s" : "");
-    printf("bubble: %.2f%% of compute time (%g of %g)", 100 * list_run_bubble(run, l->p), run->end - busy, busy);
+    printf("proved: %d stages, %d micro-batches, %d chunk%s a stage\n", l->p, l->m, l->v,
+           l->v > 1 ? "s" : "");
+    printf("bubble: %.2f%% of compute time (%g of %g)", 100 * list_run_bubble(run, l->p),
+           run->end - busy, busy);
     printf("; 1f1b has %.2f%%\n", 100 * pipeline_bubble(l->p, l->m, 1));
 }
 
-// ---- the table ------------------------------------------------------------------------------------------------------
+// ---- the table -------------------------------------------------------------------------
 
-// A column of the tables. The formula is the bubble over the ideal time, as a multiple of (p-1)/m: 1, 1/v, or zb-h1's
-// (F+B-W)/(F+B+W); 0: there is none.
+// A column of the tables. The formula is the bubble over the ideal time, as a multiple of
+// (p-1)/m: 1, 1/v, or zb-h1's (F+B-W)/(F+B+W); 0: there is none.
 typedef struct {
     const char *name, *formula;
     Schedule schedule;
@@ -126,11 +135,14 @@ static const TableColumn columns[] = {
 };
 enum { COLUMNS = sizeof columns / sizeof *columns };
 
-// Prints the bubble of all stages, which wait for each other at the end, or with `alone` of the stage that takes
-// longest from its own first step to its own last. A chunk of v has 1/v of a stage's work.
-static bool table_cell(const TableColumn *column, int p, int m, const double *cost, bool alone, Error *err) {
+// Prints the bubble of all stages, which wait for each other at the end, or with `alone` of the
+// stage that takes longest from its own first step to its own last. A chunk of v has 1/v of a
+// stage's work.
+static bool table_cell(const TableColumn *column, int p, int m, const double *cost, bool alone,
+                       Error *err) {
     PipelineTimes stage = {{cost[0], cost[1], cost[2]}, 0, NULL}, chunk = stage;
-    PipelineLists l = zero_bubble_make(column->schedule, p, m, column->v, &stage, (size_t)(column->limit * p));
+    PipelineLists l =
+        zero_bubble_make(column->schedule, p, m, column->v, &stage, (size_t)(column->limit * p));
     bool ok = pipeline_prove(&l, PIPELINE_BUFFERS, err);
     if (ok) {
         double sum = cost[0] + cost[1] + cost[2], formula = pipeline_bubble(p, m, column->v);
@@ -149,9 +161,10 @@ static bool table_cell(const TableColumn *column, int p, int m, const double *co
 static int print_table(const double *cost) {
     Error err;
     for (int alone = 0; alone < 2; alone++) {
-        printf("%s, %% of compute time; F = %g, B = %g, W = %g\n\n| p | m |",
-               alone ? "The stage that takes longest, alone" : "All stages until the last one ends", cost[0], cost[1],
-               cost[2]);
+        printf(
+            "%s, %% of compute time; F = %g, B = %g, W = %g\n\n| p | m |",
+            alone ? "The stage that takes longest, alone" : "All stages until the last one ends",
+            cost[0], cost[1], cost[2]);
         int width = 2;
         for (int i = 0; i < COLUMNS; i++, width++) {
             printf(" %s |", columns[i].name);

@@ -1,12 +1,12 @@
-// step_profile.h: the parts of a training step, from the trace events of all ranks: compute, optimizer, exposed
-// communication by kind, other idle time, and the measured pipeline bubble.
+// step_profile.h: the parts of a training step, from the trace events of all ranks: compute,
+// optimizer, exposed communication by kind, other idle time, and the measured pipeline bubble.
 //
-// defines: ProfilePart, StepProfile, profile_part_name, profile_steps, profile_bubble, profile_mean,
-//          profile_slowest, profile_print
+// defines: ProfilePart, StepProfile, profile_part_name, profile_steps, profile_bubble,
+//          profile_mean, profile_slowest, profile_print
 //
-// Track 0 of a rank is its compute stream. Work on the other tracks (communication streams) costs a step nothing unless
-// the compute stream waits for it, so the profile reads track 0 alone. Its spans nest: a backward holds a blocking
-// all-reduce, a forward holds its wait for a neighbour.
+// Track 0 of a rank is its compute stream. Work on the other tracks (communication streams) costs
+// a step nothing unless the compute stream waits for it, so the profile reads track 0 alone. Its
+// spans nest: a backward holds a blocking all-reduce, a forward holds its wait for a neighbour.
 //
 // For one rank and one step:
 //   step      = end of the last span - start of the first span, on track 0
@@ -17,13 +17,16 @@
 //   pipeline  = "wait pipeline" (and send or recv, should they run on the compute stream)
 //   data      = "wait data"
 //   other     = no span, or a span of another kind
-// The bubble is measured as pipeline papers draw it, between the first and the last work on micro-batches:
-//   phase     = last end - first start of a forward, loss, backward or weight step of ANY rank in this step
+// The bubble is measured as pipeline papers draw it, between the first and the last work on
+// micro-batches:
+//   phase     = last end - first start of a forward, loss, backward or weight step of ANY rank in
+//             this step
 //   own       = the same of this rank alone
 //   bubble    = phase - own + (pipeline + other inside own)
 //   ideal     = phase - bubble
-// Schedules promise that bubble / ideal is (p-1)/m, or (p-1)/(v m) interleaved. The bubble overlaps with the parts
-// above, and ranks that wait for the slowest of their replicas count as idle in it.
+// Schedules promise that bubble / ideal is (p-1)/m, or (p-1)/(v m) interleaved. The bubble
+// overlaps with the parts above, and ranks that wait for the slowest of their replicas count as
+// idle in it.
 #ifndef DEV_PLOT_STEP_PROFILE_H
 #define DEV_PLOT_STEP_PROFILE_H
 
@@ -55,7 +58,8 @@ typedef struct {
 } StepProfile;
 
 static inline const char *profile_part_name(int part) {
-    static const char *const names[] = {"compute", "optimizer", "tensor", "pipeline", "data", "other"};
+    static const char *const names[] = {"compute",  "optimizer", "tensor",
+                                        "pipeline", "data",      "other"};
     return names[part];
 }
 
@@ -117,21 +121,24 @@ static inline double profile_give(StepProfile *out, ProfilePart part, double fro
     return fmax(0, fmin(to, w.last) - fmax(from, w.first));
 }
 
-// Adds one step of one rank. spans[count] are sorted; stack has room for as many. phase: of all ranks.
+// Adds one step of one rank. spans[count] are sorted; stack has room for as many. phase: of all
+// ranks.
 static inline void profile_add(StepProfile *out, const ProfileSpan *spans, size_t count,
                                const ProfileSpan **stack, ProfileWindow phase) {
     ProfileWindow own = profile_window(spans, count);
     double now = spans[0].start, end = now, idle = 0;
     for (size_t i = 0; i < count; i++) end = fmax(end, spans[i].end);
-    // A sweep over time: between two starts, the time belongs to the last opened span until it ends, then to its
-    // parent. Clocks round, so a span may outlive its parent a little; no instant is counted twice.
+    // A sweep over time: between two starts, the time belongs to the last opened span until it
+    // ends, then to its parent. Clocks round, so a span may outlive its parent a little; no
+    // instant is counted twice.
     size_t open = 0;
     for (size_t i = 0; i <= count; i++) {
         double until = i < count ? spans[i].start : end;
         while (now < until) {
             while (open > 0 && stack[open - 1]->end <= now) open--;
             double to = open > 0 ? fmin(stack[open - 1]->end, until) : until;
-            idle += profile_give(out, open > 0 ? stack[open - 1]->part : PROFILE_OTHER, now, to, own);
+            idle +=
+                profile_give(out, open > 0 ? stack[open - 1]->part : PROFILE_OTHER, now, to, own);
             now = to;
         }
         if (i < count) stack[open++] = &spans[i];
@@ -144,10 +151,10 @@ static inline void profile_add(StepProfile *out, const ProfileSpan *spans, size_
     out->steps++;
 }
 
-// Profiles the events of ranks 0 .. ranks-1, in any order, without the steps before first_step. Returns false if an
-// event has another rank, a negative duration, or absurd times.
-static inline bool profile_steps(const TraceEvent *events, size_t count, int ranks, size_t first_step,
-                                 StepProfile *out /*[ranks]*/) {
+// Profiles the events of ranks 0 .. ranks-1, in any order, without the steps before first_step.
+// Returns false if an event has another rank, a negative duration, or absurd times.
+static inline bool profile_steps(const TraceEvent *events, size_t count, int ranks,
+                                 size_t first_step, StepProfile *out /*[ranks]*/) {
     if (ranks > 0) memset(out, 0, (size_t)ranks * sizeof *out);
     ProfileSpan *spans = (ProfileSpan *)host_alloc(count, sizeof *spans);
     const ProfileSpan **stack = (const ProfileSpan **)host_alloc(count, sizeof *stack);
@@ -202,13 +209,14 @@ static inline StepProfile profile_mean(const StepProfile *profile, int ranks) {
         mean.bubble += profile[r].bubble / n;
         mean.ideal += profile[r].ideal / n;
         mean.own += profile[r].own / n;
-        for (int part = 0; part < PROFILE_PARTS; part++) mean.part[part] += profile[r].part[part] / n;
+        for (int part = 0; part < PROFILE_PARTS; part++)
+            mean.part[part] += profile[r].part[part] / n;
     }
     return mean;
 }
 
-// Returns the rank that computes longest, for which the others wait, or -1 if no rank has steps. *median: of the ranks'
-// compute times, in ms.
+// Returns the rank that computes longest, for which the others wait, or -1 if no rank has steps.
+// *median: of the ranks' compute times, in ms.
 static inline int profile_slowest(const StepProfile *profile, int ranks, double *median) {
     double *sorted = (double *)host_alloc((size_t)ranks, sizeof *sorted);
     int slowest = -1, n = 0;
@@ -225,10 +233,12 @@ static inline int profile_slowest(const StepProfile *profile, int ranks, double 
     return slowest;
 }
 
-static inline void profile_print_row(FILE *file, const char *name, const StepProfile *p, int digits) {
+static inline void profile_print_row(FILE *file, const char *name, const StepProfile *p,
+                                     int digits) {
     fprintf(file, "%4s %8.*f", name, digits, p->wall);
     for (int part = 0; part < PROFILE_PARTS; part++)
-        fprintf(file, " %8.*f %5.1f", digits, p->part[part], p->wall > 0 ? 100 * p->part[part] / p->wall : 0);
+        fprintf(file, " %8.*f %5.1f", digits, p->part[part],
+                p->wall > 0 ? 100 * p->part[part] / p->wall : 0);
     fprintf(file, " %9.*f %5.1f\n", digits, p->bubble, 100 * profile_bubble(p));
 }
 
@@ -242,7 +252,8 @@ static inline void profile_print(FILE *file, const StepProfile *profile, int ran
     int digits = mean.wall < 10 ? 3 : mean.wall < 1000 ? 2 : 1;
     fprintf(file, "profile, mean of %zu step%s\n", mean.steps, mean.steps > 1 ? "s" : "");
     fprintf(file, "%4s %8s", "rank", "step");
-    for (int part = 0; part < PROFILE_PARTS; part++) fprintf(file, " %14s", profile_part_name(part));
+    for (int part = 0; part < PROFILE_PARTS; part++)
+        fprintf(file, " %14s", profile_part_name(part));
     fprintf(file, " %15s\n%4s %8s", "bubble", "", "ms");
     for (int part = 0; part < PROFILE_PARTS; part++) fprintf(file, " %8s %5s", "ms", "%");
     fprintf(file, " %9s %5s\n", "ms", "%");
@@ -252,18 +263,21 @@ static inline void profile_print(FILE *file, const StepProfile *profile, int ran
         if (profile[r].steps > 0) profile_print_row(file, name, &profile[r], digits);
     }
     profile_print_row(file, "mean", &mean, digits);
-    fprintf(
-        file,
-        "Percentages are of the step; tensor, pipeline and data are communication that the compute stream "
-        "waited for,\nother is idle time outside all spans, and bubble is the pipeline's idle time in "
-        "percent of its working time\n(in theory (p-1)/(v m)).\n");
+    fprintf(file,
+            "Percentages are of the step; tensor, pipeline and data are communication that the "
+            "compute stream "
+            "waited for,\nother is idle time outside all spans, and bubble is the pipeline's "
+            "idle time in "
+            "percent of its working time\n(in theory (p-1)/(v m)).\n");
     double median;
     int slowest = profile_slowest(profile, ranks, &median);
     double longest = profile[slowest].part[PROFILE_COMPUTE];
     if (ranks > 1 && median > 0)
-        fprintf(file, "%s rank %d, which computes for %.*f ms a step, %.1f times as long as the median rank.\n",
-                longest > 1.2 * median ? "The others wait for" : "No rank is slow, not even", slowest, digits,
-                longest, longest / median);
+        fprintf(file,
+                "%s rank %d, which computes for %.*f ms a step, %.1f times as long as the median "
+                "rank.\n",
+                longest > 1.2 * median ? "The others wait for" : "No rank is slow, not even",
+                slowest, digits, longest, longest / median);
 }
 
 #endif

@@ -30,13 +30,15 @@ static inline bool plot_numbers(const char *text, long count, double *values) {
     char *end;
     for (long i = 0; i < count; i++, text = end + 1) {
         values[i] = strtod(text, &end);
-        if (end == text || !(values[i] >= 0 && values[i] <= 1e6) || *end != (i + 1 < count ? ',' : 0)) return false;
+        if (end == text || !(values[i] >= 0 && values[i] <= 1e6) ||
+            *end != (i + 1 < count ? ',' : 0))
+            return false;
     }
     return true;
 }
 
-// A flag of a program, and where its value goes: a bool that it sets, a text, a long from lowest to highest, or
-// `lowest` doubles.
+// A flag of a program, and where its value goes: a bool that it sets, a text, a long from lowest
+// to highest, or `lowest` doubles.
 typedef enum { PLOT_SWITCH, PLOT_TEXT, PLOT_INTEGER, PLOT_NUMBERS } PlotKind;
 typedef struct {
     const char *name;
@@ -45,8 +47,10 @@ typedef struct {
     long lowest, highest;
 } PlotFlag;
 
-// Reads the flags; optind is then the first other word. Returns false after a sentence on what is wrong.
-static inline bool plot_flags(const char *program, int argc, char **argv, const PlotFlag *flags, int count) {
+// Reads the flags; optind is then the first other word. Returns false after a sentence on what is
+// wrong.
+static inline bool plot_flags(const char *program, int argc, char **argv, const PlotFlag *flags,
+                              int count) {
     struct option options[16];
     memset(options, 0, sizeof options);
     for (int i = 0; i < count; i++) {
@@ -60,7 +64,8 @@ static inline bool plot_flags(const char *program, int argc, char **argv, const 
         bool good = true;
         if (f->kind == PLOT_SWITCH) *(bool *)f->value = true;
         else if (f->kind == PLOT_TEXT) *(const char **)f->value = optarg;
-        else if (f->kind == PLOT_INTEGER) good = plot_integer(optarg, f->lowest, f->highest, (long *)f->value);
+        else if (f->kind == PLOT_INTEGER)
+            good = plot_integer(optarg, f->lowest, f->highest, (long *)f->value);
         else good = plot_numbers(optarg, f->lowest, (double *)f->value);
         if (good) continue;
         fprintf(stderr, "%s: --%s cannot be '%s'\n", program, f->name, optarg);
@@ -75,12 +80,13 @@ static inline bool same_file_on_disk(const char *a, const char *b) {
     return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
-// Opens the file of a picture, or stdout if there is no path. Returns NULL with a sentence if it cannot be written, or
-// is one of the inputs, FILE or NAME=FILE.
+// Opens the file of a picture, or stdout if there is no path. Returns NULL with a sentence if it
+// cannot be written, or is one of the inputs, FILE or NAME=FILE.
 static inline FILE *svg_open(const char *path, char *const *inputs, int count, Error *err) {
     for (int i = 0; path && i < count; i++) {
         const char *named = strchr(inputs[i], '=');
-        if (!same_file_on_disk(path, inputs[i]) && !(named && same_file_on_disk(path, named + 1))) continue;
+        if (!same_file_on_disk(path, inputs[i]) && !(named && same_file_on_disk(path, named + 1)))
+            continue;
         error_set(err, "the picture would overwrite %s, which it is made of", path);
         return NULL;
     }
@@ -92,21 +98,29 @@ static inline FILE *svg_open(const char *path, char *const *inputs, int count, E
 // Closes the file of a picture. Returns false with a sentence if it could not be written.
 static inline bool svg_close(FILE *out, const char *path, Error *err) {
     bool failed = ferror(out) | (out == stdout ? fflush(out) != 0 : fclose(out) != 0);
-    return !failed || error_set(err, "cannot write %s: %s", path ? path : "the picture", strerror(errno));
+    return !failed ||
+           error_set(err, "cannot write %s: %s", path ? path : "the picture", strerror(errno));
 }
 
 // Returns the bytes of the UTF-8 character that text begins with, or 0: XML takes no others.
 static inline int svg_character(const char *text) {
     const unsigned char *c = (const unsigned char *)text;
-    int more = c[0] < 0x80 ? 0 : c[0] >= 0xc2 && c[0] < 0xe0 ? 1 : c[0] >= 0xe0 && c[0] < 0xf0 ? 2 : 3;
+    int more = c[0] < 0x80                   ? 0
+               : c[0] >= 0xc2 && c[0] < 0xe0 ? 1
+               : c[0] >= 0xe0 && c[0] < 0xf0 ? 2
+                                             : 3;
     unsigned code = more ? c[0] & (0x3fu >> more) : c[0];
     if (more == 3 && (c[0] < 0xf0 || c[0] > 0xf4)) return 0;
     for (int i = 1; i <= more; i++) {
         if ((c[i] & 0xc0) != 0x80) return 0;
         code = code << 6 | (c[i] & 0x3f);
     }
-    bool long_form = (more == 2 && code < 0x800) || (more == 3 && (code < 0x10000 || code > 0x10ffff));
-    return code < 0x20 || long_form || (code >= 0xd800 && code < 0xe000) || (code & 0xfffe) == 0xfffe ? 0 : more + 1;
+    bool long_form = (more == 2 && code < 0x800) ||
+                     (more == 3 && (code < 0x10000 || code > 0x10ffff));
+    return code < 0x20 || long_form || (code >= 0xd800 && code < 0xe000) ||
+                   (code & 0xfffe) == 0xfffe
+               ? 0
+               : more + 1;
 }
 
 // Writes text as XML takes it.
@@ -125,7 +139,8 @@ static inline void svg_escaped(FILE *out, const char *text) {
 // title: the picture's name for a browser and a screen reader.
 static inline void svg_begin(FILE *out, double width, double height, const char *title) {
     fprintf(out,
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%g\" height=\"%g\" viewBox=\"0 0 %g %g\" "
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%g\" height=\"%g\" viewBox=\"0 0 "
+            "%g %g\" "
             "font-family=\"Helvetica, Arial, 'DejaVu Sans', sans-serif\">\n<title>",
             width, height, width, height);
     svg_escaped(out, title);
@@ -137,31 +152,35 @@ static inline void svg_end(FILE *out) { fprintf(out, "</svg>\n"); }
 // stroke: a colour or NULL
 static inline void svg_rect(FILE *out, double x, double y, double w, double h, const char *fill,
                             const char *stroke) {
-    fprintf(out, "<rect x=\"%.2f\" y=\"%.2f\" width=\"%.2f\" height=\"%.2f\" fill=\"%s\"", x, y, w, h, fill);
+    fprintf(out, "<rect x=\"%.2f\" y=\"%.2f\" width=\"%.2f\" height=\"%.2f\" fill=\"%s\"", x, y,
+            w, h, fill);
     if (stroke) fprintf(out, " stroke=\"%s\" stroke-width=\"0.75\"", stroke);
     fprintf(out, "/>\n");
 }
 
-static inline void svg_line(FILE *out, double x1, double y1, double x2, double y2, const char *stroke,
-                            double width) {
+static inline void svg_line(FILE *out, double x1, double y1, double x2, double y2,
+                            const char *stroke, double width) {
     fprintf(out,
-            "<line x1=\"%.2f\" y1=\"%.2f\" x2=\"%.2f\" y2=\"%.2f\" stroke=\"%s\" stroke-width=\"%g\"/>\n", x1,
-            y1, x2, y2, stroke, width);
+            "<line x1=\"%.2f\" y1=\"%.2f\" x2=\"%.2f\" y2=\"%.2f\" stroke=\"%s\" "
+            "stroke-width=\"%g\"/>\n",
+            x1, y1, x2, y2, stroke, width);
 }
 
 // anchor: "start", "middle" or "end"; weight 400 or 700. y is the baseline.
-__attribute__((format(printf, 8, 9))) static inline void svg_text(FILE *out, double x, double y, double size,
-                                                                  int weight, const char *anchor,
-                                                                  const char *fill, const char *format, ...) {
+__attribute__((format(printf, 8, 9))) static inline void svg_text(FILE *out, double x, double y,
+                                                                  double size, int weight,
+                                                                  const char *anchor,
+                                                                  const char *fill,
+                                                                  const char *format, ...) {
     char text[1024];
     va_list args;
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    fprintf(
-        out,
-        "<text x=\"%.2f\" y=\"%.2f\" font-size=\"%.1f\" font-weight=\"%d\" text-anchor=\"%s\" fill=\"%s\">",
-        x, y, size, weight, anchor, fill);
+    fprintf(out,
+            "<text x=\"%.2f\" y=\"%.2f\" font-size=\"%.1f\" font-weight=\"%d\" "
+            "text-anchor=\"%s\" fill=\"%s\">",
+            x, y, size, weight, anchor, fill);
     svg_escaped(out, text);
     fputs("</text>\n", out);
 }

@@ -1,13 +1,13 @@
-// timeline.c: draws one training step of a --trace file as an SVG like the figures of the pipeline papers: a
-// row per rank, a box per forward, backward and weight step with its micro-batch, and the measured bubble beside
-// the formula of 1F1B, which has no weight steps.
+// timeline.c: draws one training step of a --trace file as an SVG like the figures of the
+// pipeline papers: a row per rank, a box per forward, backward and weight step with its
+// micro-batch, and the measured bubble beside the formula of 1F1B, which has no weight steps.
 //
 //   timeline [--step N] [--pipeline P] [--title TEXT] [--width PIXELS] [--retime]
 //            [--costs F,B,W] [--out FILE.svg] TRACE.json
 //
-// --retime keeps what ran where and in which order, and replaces when: every step takes the mean of its kind, or
-// with --costs what is given there for a forward, an input half and a weight half; messages take nothing. That is
-// the picture to look at when ranks shared cores.
+// --retime keeps what ran where and in which order, and replaces when: every step takes the mean
+// of its kind, or with --costs what is given there for a forward, an input half and a weight
+// half; messages take nothing. That is the picture to look at when ranks shared cores.
 #include <cjson/cJSON.h>
 #include <limits.h>
 
@@ -46,7 +46,8 @@ static const KindStyle other_style = {"other", LANE_BOX, 0xc2c9d1, 0xc2c9d1};
 static const KindStyle *style_of(const char *kind) {
     size_t length = strcspn(kind, " ");
     for (size_t i = 0; i < sizeof styles / sizeof styles[0]; i++)
-        if (strlen(styles[i].kind) == length && strncmp(kind, styles[i].kind, length) == 0) return &styles[i];
+        if (strlen(styles[i].kind) == length && strncmp(kind, styles[i].kind, length) == 0)
+            return &styles[i];
     return &other_style;
 }
 
@@ -83,14 +84,16 @@ static int compare_events(const void *a, const void *b) {
 
 enum { MAX_RANKS = 4096 };
 
-// Keeps one step (LONG_MIN: the last that has a backward) and learns the sizes from it. stages 0: all ranks.
+// Keeps one step (LONG_MIN: the last that has a backward) and learns the sizes from it. stages 0:
+// all ranks.
 static bool choose_step(Timeline *t, long step, int stages, Error *err) {
     bool any = step != LONG_MIN;
     t->step = step;
     for (size_t i = 0; i < t->trace.count; i++) {
         const TraceEvent *e = &t->trace.events[i];
         if (e->rank + 1 > t->ranks) t->ranks = e->rank + 1;
-        if (step == LONG_MIN && is_backward(e) && (!any || e->step > t->step)) t->step = e->step, any = true;
+        if (step == LONG_MIN && is_backward(e) && (!any || e->step > t->step))
+            t->step = e->step, any = true;
     }
     if (!any) return error_set(err, "no step in this trace has a backward");
     size_t kept = 0;
@@ -104,27 +107,32 @@ static bool choose_step(Timeline *t, long step, int stages, Error *err) {
     }
     t->trace.count = kept;
     if (t->m == 0)
-        return error_set(err, "step %ld of this trace has no forward or backward of a micro-batch", t->step);
+        return error_set(
+            err, "step %ld of this trace has no forward or backward of a micro-batch", t->step);
     if (t->ranks > MAX_RANKS || t->m > 65536 || t->v > 1024)
-        return error_set(err, "step %ld has %d ranks, %d micro-batches and %d chunks: too many to draw", t->step,
-                         t->ranks, t->m, t->v);
+        return error_set(
+            err, "step %ld has %d ranks, %d micro-batches and %d chunks: too many to draw",
+            t->step, t->ranks, t->m, t->v);
     t->p = stages ? stages : t->ranks;
     if (t->ranks % t->p != 0)
-        return error_set(err, "%d ranks are not a multiple of --pipeline %d stages", t->ranks, t->p);
+        return error_set(err, "%d ranks are not a multiple of --pipeline %d stages", t->ranks,
+                         t->p);
     qsort(t->trace.events, kept, sizeof(TraceEvent), compare_events);
     return true;
 }
 
-// Measures idle times. A rank is busy while any of its steps or losses runs. All ranks start together and end together,
-// as a training step does. With unequal stages (the last one has the head and the loss) the others wait for the
-// busiest. So only the busiest rank's idle time follows the formulas for equal stages.
+// Measures idle times. A rank is busy while any of its steps or losses runs. All ranks start
+// together and end together, as a training step does. With unequal stages (the last one has the
+// head and the loss) the others wait for the busiest. So only the busiest rank's idle time
+// follows the formulas for equal stages.
 static void measure(Timeline *t) {
     t->start = t->first = INFINITY;
     t->end = t->last = -INFINITY;
     memset(t->lanes, 0, sizeof t->lanes);
     memset(t->busy, 0, (size_t)t->ranks * sizeof *t->busy);
     size_t counts[3] = {0, 0, 0};
-    double covered = 0, total = 0, losses = 0, most = 0, sums[3] = {0, 0, 0};  // covered: up to where it is counted
+    double covered = 0, total = 0, losses = 0, most = 0,
+           sums[3] = {0, 0, 0};  // covered: up to where it is counted
     for (size_t i = 0; i < t->trace.count; i++) {
         const TraceEvent *e = &t->trace.events[i];
         double from = e->start_us, to = from + e->duration_us;
@@ -149,7 +157,8 @@ static void measure(Timeline *t) {
     }
     t->split = counts[STEP_WEIGHT] > 0;
     sums[STEP_BACKWARD] = total - losses - sums[STEP_FORWARD] - sums[STEP_WEIGHT];
-    for (int kind = 0; kind < 3; kind++) t->mean[kind] = counts[kind] ? sums[kind] / counts[kind] : 0;
+    for (int kind = 0; kind < 3; kind++)
+        t->mean[kind] = counts[kind] ? sums[kind] / counts[kind] : 0;
     t->bubble = total > 0 ? (t->ranks * (t->last - t->first) - total) / total : 0;
     for (int r = 0; r < t->ranks; r++) most = fmax(most, t->busy[r]);
     t->busiest = most > 0 ? (t->last - t->first - most) / most : 0;
@@ -173,9 +182,11 @@ static bool retime_ranks(Timeline *t, int place, Error *err) {
     bool ok = true;
     for (int s = 0; s < t->p && ok; s++) {
         const TraceEvent *e = rank_events(t, s * across + place, &l.counts[s]);
-        ok = l.counts[s] <= 3 * pairs || error_set(err, "rank %d has too many steps", s * across + place);
+        ok = l.counts[s] <= 3 * pairs ||
+             error_set(err, "rank %d has too many steps", s * across + place);
         for (size_t i = 0; i < l.counts[s] && ok; i++)
-            l.steps[s][i] = (PipelineStep){step_kind(&e[i]), e[i].micro, e[i].chunk < 0 ? 0 : e[i].chunk};
+            l.steps[s][i] =
+                (PipelineStep){step_kind(&e[i]), e[i].micro, e[i].chunk < 0 ? 0 : e[i].chunk};
         ok = ok && pipeline_prove_list(&l, s, err);
     }
     if (ok) {
@@ -203,15 +214,16 @@ static bool retime(Timeline *t, Error *err) {
     t->trace.count = kept;
     bool ok = (size_t)t->ranks * 3 * t->m * t->v <= 64 * kept + 1000;
     for (int place = 0; place < t->ranks / t->p && ok; place++) ok = retime_ranks(t, place, &why);
-    return ok || error_set(err, "this trace cannot be retimed, or --pipeline is wrong: %.900s", why.text);
+    return ok || error_set(err, "this trace cannot be retimed, or --pipeline is wrong: %.900s",
+                           why.text);
 }
 
 // Drawing
 
 enum { LEFT = 96, RIGHT = 74, TOP = 64, BOX = 34, LANE_HEIGHT = 6, ROW_GAP = 10 };
 
-static void draw_box(FILE *out, const Timeline *t, const TraceEvent *e, double x, double y, double w,
-                     double h) {
+static void draw_box(FILE *out, const Timeline *t, const TraceEvent *e, double x, double y,
+                     double w, double h) {
     const KindStyle *style = style_of(e->kind);
     char fill[8];
     double shade = t->v > 1 && e->chunk > 0 ? (double)e->chunk / (t->v - 1) : 0;
@@ -270,8 +282,8 @@ static void draw(FILE *out, const Timeline *t, const char *title, double width, 
     int lanes = t->lanes[LANE_SEND] + t->lanes[LANE_RECEIVE] + t->lanes[LANE_COLLECTIVE];
     double row = BOX + lanes * (LANE_HEIGHT + 1) + ROW_GAP, bottom = TOP + t->ranks * row;
     double scale = (width - LEFT - RIGHT) / fmax(t->end - t->start, 1e-9);
-    snprintf(sizes, sizeof sizes, "p = %d stage%s, m = %d micro-batch%s, v = %d chunk%s a stage", t->p,
-             t->p > 1 ? "s" : "", t->m, t->m > 1 ? "es" : "", t->v, t->v > 1 ? "s" : "");
+    snprintf(sizes, sizeof sizes, "p = %d stage%s, m = %d micro-batch%s, v = %d chunk%s a stage",
+             t->p, t->p > 1 ? "s" : "", t->m, t->m > 1 ? "es" : "", t->v, t->v > 1 ? "s" : "");
     if (!title) title = sizes;
     svg_begin(out, width, bottom + 118, title);
     svg_text(out, LEFT, 28, 17, 700, "start", SVG_INK, "%s", title);
@@ -288,15 +300,17 @@ static void draw(FILE *out, const Timeline *t, const char *title, double width, 
     for (int i = 0; i < axis.count; i++) {
         double at = i * axis.step, x = LEFT + at * unit * scale;
         svg_line(out, x, TOP - 4, x, bottom + 2, SVG_GRID, 1);
-        svg_text(out, x, bottom + 18, 11.5, 400, "middle", SVG_MUTED, "%.*f", svg_axis_digits(axis.step), at);
+        svg_text(out, x, bottom + 18, 11.5, 400, "middle", SVG_MUTED, "%.*f",
+                 svg_axis_digits(axis.step), at);
     }
-    svg_text(out, width - RIGHT + 8, bottom + 18, 11.5, 400, "start", SVG_MUTED, unit == 1 ? "us" : "ms");
+    svg_text(out, width - RIGHT + 8, bottom + 18, 11.5, 400, "start", SVG_MUTED,
+             unit == 1 ? "us" : "ms");
 
     int across = t->ranks / t->p;
     for (int r = 0; r < t->ranks; r++) {
         double y = TOP + r * row;
-        svg_rect(out, LEFT + (t->first - t->start) * scale, y, (t->last - t->first) * scale, BOX, "#e6eaef",
-                 NULL);
+        svg_rect(out, LEFT + (t->first - t->start) * scale, y, (t->last - t->first) * scale, BOX,
+                 "#e6eaef", NULL);
         if (across == 1) svg_text(out, LEFT - 12, y + 22, 13, 700, "end", SVG_INK, "stage %d", r);
         else {
             svg_text(out, LEFT - 12, y + 15, 13, 700, "end", SVG_INK, "rank %d", r);
@@ -325,8 +339,10 @@ int main(int argc, char **argv) {
         "                [--costs F,B,W] [--out FILE.svg] TRACE.json\n"
         "  --step N      training step to draw (default: the last one)\n"
         "  --pipeline P  stages, where a stage has several ranks (default: one rank a stage)\n"
-        "  --retime      keep the order that ran, but with mean durations and messages that take no time\n"
-        "  --costs F,B,W --retime with these milliseconds for a forward and the halves of a backward; where the trace\n"
+        "  --retime      keep the order that ran, but with mean durations and messages that take "
+        "no time\n"
+        "  --costs F,B,W --retime with these milliseconds for a forward and the halves of a "
+        "backward; where the trace\n"
         "                has no weight steps a backward takes B + W\n"
         "  --out FILE    where to write (default: standard output)\n";
     Timeline t = {0};
@@ -342,7 +358,8 @@ int main(int argc, char **argv) {
                               {"costs", PLOT_NUMBERS, costs, 3, 0},
                               {"out", PLOT_TEXT, &path, 0, 0}};
     tool_begin(argc, argv, usage);
-    if (!plot_flags("timeline", argc, argv, flags, 7) || optind + 1 != argc) return fputs(usage, stderr), 2;
+    if (!plot_flags("timeline", argc, argv, flags, 7) || optind + 1 != argc)
+        return fputs(usage, stderr), 2;
     Error err;
     bool given = costs[0] >= 0;
     if (!trace_read(argv[optind], &t.trace, &err) || !choose_step(&t, step, (int)stages, &err))
@@ -364,9 +381,14 @@ int main(int argc, char **argv) {
     }
     FILE *out = svg_open(path, argv + optind, 1, &err);
     if (!out) return tool_fail("timeline", err.text);
-    draw(out, &t, title, (double)width, given ? "given durations" : retimed ? "mean durations" : NULL);
+    draw(out, &t, title, (double)width,
+         given     ? "given durations"
+         : retimed ? "mean durations"
+                   : NULL);
     if (!svg_close(out, path, &err)) return tool_fail("timeline", err.text);
-    fprintf(stderr, "step %ld: %d stages, %d micro-batches, %d chunks; bubble %.4f, formula %.4f, busiest rank %.4f",
+    fprintf(stderr,
+            "step %ld: %d stages, %d micro-batches, %d chunks; bubble %.4f, formula %.4f, "
+            "busiest rank %.4f",
             t.step, t.p, t.m, t.v, t.bubble, pipeline_bubble(t.p, t.m, t.v), t.busiest);
     fprintf(stderr, "; mean forward %.4g, backward %.4g, weight %.4g us\n", t.mean[STEP_FORWARD],
             t.mean[STEP_BACKWARD], t.mean[STEP_WEIGHT]);

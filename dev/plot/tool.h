@@ -1,5 +1,5 @@
-// tool.h: answers that every small tool of dev/ gives alike: --help, --version, why it fails, and the name that a
-// misspelt word may mean.
+// tool.h: answers that every small tool of dev/ gives alike: --help, --version, why it fails, and
+// the name that a misspelt word may mean.
 //
 // defines: tool_begin, tool_fail, tool_nearest
 #ifndef DEV_PLOT_TOOL_H
@@ -30,7 +30,8 @@ static inline const char *tool_nearest(const char *word, const char *const *name
     return names[best];
 }
 
-// Copies the next --flag of the text, without its dashes. Returns the place behind it, or NULL if there is none.
+// Copies the next --flag of the text, without its dashes. Returns the place behind it, or NULL if
+// there is none.
 static inline const char *tool_flag(const char *text, char name[64]) {
     const char *at = strstr(text, "--");
     if (!at) return NULL;
@@ -39,11 +40,12 @@ static inline const char *tool_flag(const char *text, char name[64]) {
     return at + 2 + length;
 }
 
-// Answers --help, -h and --version, and refuses a flag that the usage does not name (or begin a name with) by the one
-// that it may mean. Does not return then.
+// Answers --help, -h and --version, and refuses a flag that the usage does not name (or begin a
+// name with) by the one that it may mean. Does not return then.
 static inline void tool_begin(int argc, char **argv, const char *usage) {
     char names[64][64];
-    const char *pointers[64], *slash = strrchr(argv[0], '/'), *program = slash ? slash + 1 : argv[0];
+    const char *pointers[64], *slash = strrchr(argv[0], '/'),
+                              *program = slash ? slash + 1 : argv[0];
     size_t count = 0;
     for (const char *at = "--help --version"; (at = tool_flag(at, names[count]));) count++;
     for (const char *at = usage; count < 63 && (at = tool_flag(at, names[count]));) count++;
@@ -51,7 +53,8 @@ static inline void tool_begin(int argc, char **argv, const char *usage) {
     for (int i = 1; i < argc; i++) {
         const char *word = argv[i];
         if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0) exit(fputs(usage, stdout) < 0);
-        if (strcmp(word, "--version") == 0) exit(printf("%s, built from commit %s\n", program, VERSION) < 0);
+        if (strcmp(word, "--version") == 0)
+            exit(printf("%s, built from commit %s\n", program, VERSION) < 0);
     }
     for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++) {
         const char *word = argv[i] + 2;

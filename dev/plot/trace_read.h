@@ -24,8 +24,9 @@ static inline long trace_index(const cJSON *object, const char *name, double lim
     return x >= 0 && x < limit ? (long)x : -1;
 }
 
-// Appends every complete event that has a kind, a rank and sane times; other events are passed over. False with a
-// sentence if the file is not such a trace or holds none of them. Release with trace_free in either case.
+// Appends every complete event that has a kind, a rank and sane times; other events are passed
+// over. False with a sentence if the file is not such a trace or holds none of them. Release with
+// trace_free in either case.
 static inline bool trace_read(const char *path, TraceList *list, Error *err) {
     size_t bytes;
     char *text = file_read(path, SIZE_MAX, &bytes, err);
@@ -46,9 +47,9 @@ static inline bool trace_read(const char *path, TraceList *list, Error *err) {
         int rank = (int)trace_index(item, "pid", 1e6);
         if (!phase || strcmp(phase, "X") != 0 || !kind || rank < 0 || !(fabs(start) < 1e15) ||
             !(duration >= 0 && duration < 1e15)) continue;
-        TraceEvent e =
-            trace_event(kind, rank, (int)trace_index(item, "tid", 1e6), (int)trace_index(args, "micro", 1e6),
-                        (int)trace_index(args, "chunk", 1e6));
+        TraceEvent e = trace_event(kind, rank, (int)trace_index(item, "tid", 1e6),
+                                   (int)trace_index(args, "micro", 1e6),
+                                   (int)trace_index(args, "chunk", 1e6));
         e.start_us = start;
         e.duration_us = duration;
         double step = trace_number(args, "step", 0);

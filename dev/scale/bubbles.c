@@ -1,14 +1,17 @@
-// bubbles.c: how much of a step the stages of a pipeline idle, under every schedule: by the trainer's own clock, beside
-// the formulas, or beside what Zero Bubble Pipeline Parallelism (Qi et al., ICLR 2024) publishes. Tables in Markdown.
+// bubbles.c: how much of a step the stages of a pipeline idle, under every schedule: by the
+// trainer's own clock, beside the formulas, or beside what Zero Bubble Pipeline Parallelism (Qi
+// et al., ICLR 2024) publishes. Tables in Markdown.
 //
 //   bubbles formulas|paper BUILD CLUSTER.json [ROWS]
 //
-// BUILD is a folder with train_gpt_3d and train_zero_bubble: they simulate a step of each row and write a trace.
-// dev/plot/step_profile.h finds in it when each stage worked. ROWS: only those with this p, or of this model.
+// BUILD is a folder with train_gpt_3d and train_zero_bubble: they simulate a step of each row and
+// write a trace. dev/plot/step_profile.h finds in it when each stage worked. ROWS: only those
+// with this p, or of this model.
 //
-// A bubble is given as the paper gives it, as a share of time, (cost - work) / cost. "All stages": cost runs from the
-// first start to the last end of any stage, and work is the mean of the stages. "One stage": the stage that takes
-// longest from its own first start to its own last end, alone; that is the paper's cost.
+// A bubble is given as the paper gives it, as a share of time, (cost - work) / cost. "All
+// stages": cost runs from the first start to the last end of any stage, and work is the mean of
+// the stages. "One stage": the stage that takes longest from its own first start to its own last
+// end, alone; that is the paper's cost.
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -20,7 +23,8 @@
 
 enum { TEMPORARY_PATH = 512 };  // short enough for a command line
 
-// Makes an empty file in the folder TMPDIR, or in /tmp, and opens it. Returns -1, with a sentence, if it cannot.
+// Makes an empty file in the folder TMPDIR, or in /tmp, and opens it. Returns -1, with a
+// sentence, if it cannot.
 static int temporary_file(char path[TEMPORARY_PATH], const char *name, Error *err) {
     const char *folder = getenv("TMPDIR");
     if (!folder || !*folder) folder = "/tmp";
@@ -29,18 +33,21 @@ static int temporary_file(char path[TEMPORARY_PATH], const char *name, Error *er
         return -1;
     }
     int fd = mkstemp(path);
-    if (fd < 0) error_set(err, "cannot make a temporary file in %s (TMPDIR): %s", folder, strerror(errno));
+    if (fd < 0)
+        error_set(err, "cannot make a temporary file in %s (TMPDIR): %s", folder,
+                  strerror(errno));
     return fd;
 }
 
-// The model of a run: its width, layers a stage, sequences a micro-batch. Its vocabulary is so small that the ends of
-// the model do not count.
+// The model of a run: its width, layers a stage, sequences a micro-batch. Its vocabulary is so
+// small that the ends of the model do not count.
 typedef struct {
     const char *name;
     int C, heads, T, layers, p, micro;
 } Model;
 
-// How a column runs: --schedule with v chunks (0: a layer a chunk), and the limit of zb-auto as a multiple of p.
+// How a column runs: --schedule with v chunks (0: a layer a chunk), and the limit of zb-auto as a
+// multiple of p.
 typedef struct {
     Schedule schedule;
     int v, limit;
@@ -62,13 +69,16 @@ static bool run(const Bench *b, const Model *x, int p, int m, How how, Error *er
     if (how.limit) snprintf(limit, sizeof limit, "--max-in-flight %d", how.limit * p);
     const char *trainer = how.schedule >= SCHEDULE_ZB_H1 ? "train_zero_bubble" : "train_gpt_3d";
     snprintf(command, sizeof command,
-             "'%s/%s' --simulate '%s' --ranks %d --pipeline %d --layers %d --channels %d --heads %d --seq %d "
-             "--vocab 100 --micro-batch %d --global-batch %d --schedule %s --virtual %d %s --steps 1 --trace '%s' 2>&1",
-             b->build, trainer, b->cluster, p, p, p * x->layers, x->C, x->heads, x->T, x->micro, m * x->micro,
-             pipeline_schedule_name(how.schedule), v, limit, b->trace);
+             "'%s/%s' --simulate '%s' --ranks %d --pipeline %d --layers %d --channels %d --heads "
+             "%d --seq %d "
+             "--vocab 100 --micro-batch %d --global-batch %d --schedule %s --virtual %d %s "
+             "--steps 1 --trace '%s' 2>&1",
+             b->build, trainer, b->cluster, p, p, p * x->layers, x->C, x->heads, x->T, x->micro,
+             m * x->micro, pipeline_schedule_name(how.schedule), v, limit, b->trace);
     char line[1024], said[512] = "it said nothing";
     FILE *out = popen(command, "r");
-    while (out && fgets(line, sizeof line, out)) snprintf(said, sizeof said, "%.*s", (int)strcspn(line, "\n"), line);
+    while (out && fgets(line, sizeof line, out))
+        snprintf(said, sizeof said, "%.*s", (int)strcspn(line, "\n"), line);
     return (out && pclose(out) == 0) || error_set(err, "%.400s failed: %s", command, said);
 }
 
@@ -79,7 +89,8 @@ static void shortest(const TraceList *list, int rank, double *step) {
         step[kind] = INFINITY;
         for (size_t i = 0; i < list->count; i++) {
             const TraceEvent *e = &list->events[i];
-            if (e->rank == rank && strcmp(e->kind, kinds[kind]) == 0) step[kind] = fmin(step[kind], e->duration_us);
+            if (e->rank == rank && strcmp(e->kind, kinds[kind]) == 0)
+                step[kind] = fmin(step[kind], e->duration_us);
         }
     }
 }
@@ -106,30 +117,38 @@ static bool measure(const Bench *b, int p, Bubble *bubble, Error *err) {
 // Returns idle / (idle + work) for idle / work.
 static double share(double bubble) { return 100 * bubble / (1 + bubble); }
 
-static bool wanted(const Bench *b, const char *name) { return !b->rows || strcmp(b->rows, name) == 0; }
+static bool wanted(const Bench *b, const char *name) {
+    return !b->rows || strcmp(b->rows, name) == 0;
+}
 
-// ---- the formulas ---------------------------------------------------------------------------------------------------
+// ---- the formulas ----------------------------------------------------------------------
 
 static const Model plain = {"plain", 4096, 32, 1024, 4, 0, 1};
 
 static bool row_of_formulas(const Bench *b, int p, int m, Error *err) {
-    static const How hows[] = {{SCHEDULE_GPIPE, 1, 0}, {SCHEDULE_1F1B, 1, 0},    {SCHEDULE_INTERLEAVED, 2, 0},
-                               {SCHEDULE_ZB_H1, 1, 0}, {SCHEDULE_ZB_AUTO, 1, 1}, {SCHEDULE_ZB_AUTO, 1, 2}};
+    static const How hows[] = {{SCHEDULE_GPIPE, 1, 0},       {SCHEDULE_1F1B, 1, 0},
+                               {SCHEDULE_INTERLEAVED, 2, 0}, {SCHEDULE_ZB_H1, 1, 0},
+                               {SCHEDULE_ZB_AUTO, 1, 1},     {SCHEDULE_ZB_AUTO, 1, 2}};
     Bubble x[6];
     for (int i = 0; i < 6; i++)
         if (!run(b, &plain, p, m, hows[i], err) || !measure(b, p, &x[i], err)) return false;
     const double *step = x[3].step;
     double base = pipeline_bubble(p, m, 1), work = step[0] + step[1] + step[2];
-    printf("| %d | %d | %.1f | %.1f | %.1f | %.1f | %.1f | %.1f | %.1f | %.1f | %.1f | %.1f | %.1f |\n", p, m,
-           100 * x[0].all, 100 * x[1].all, share(base), 100 * x[2].all, share(pipeline_bubble(p, m, 2)), 100 * x[3].all,
-           share(base * (step[0] + step[1] - step[2]) / work), 100 * x[4].all, 100 * x[5].all,
-           share(base * step[0] / work), 100 * x[5].one);
+    printf(
+        "| %d | %d | %.1f | %.1f | %.1f | %.1f | %.1f | %.1f | %.1f | %.1f | %.1f | %.1f | %.1f "
+        "|\n",
+        p, m, 100 * x[0].all, 100 * x[1].all, share(base), 100 * x[2].all,
+        share(pipeline_bubble(p, m, 2)), 100 * x[3].all,
+        share(base * (step[0] + step[1] - step[2]) / work), 100 * x[4].all, 100 * x[5].all,
+        share(base * step[0] / work), 100 * x[5].one);
     return true;
 }
 
 static bool print_formulas(const Bench *b, Error *err) {
-    printf("| p | m | gpipe | 1f1b | formula | interleaved | formula | zb-h1 | formula | zb-auto, p | zb-auto, 2p "
-           "| bound | one stage |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|\n");
+    printf(
+        "| p | m | gpipe | 1f1b | formula | interleaved | formula | zb-h1 | formula | zb-auto, p "
+        "| zb-auto, 2p "
+        "| bound | one stage |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|\n");
     for (int p = 4; p <= 16; p *= 2)
         for (int m = p; m <= 4 * p; m *= 2) {
             char name[16];
@@ -139,17 +158,17 @@ static bool print_formulas(const Bench *b, Error *err) {
     return true;
 }
 
-// ---- the paper ------------------------------------------------------------------------------------------------------
+// ---- the paper -------------------------------------------------------------------------
 
-// Table 5: rates of 1F1B, 1F1B-I, ZB-H1, ZB-1p and ZB-2p, in %. Table 9: ms of F, B, W and a message, from which Table
-// 5 is computed.
+// Table 5: rates of 1F1B, 1F1B-I, ZB-H1, ZB-1p and ZB-2p, in %. Table 9: ms of F, B, W and a
+// message, from which Table 5 is computed.
 typedef struct {
     int m;
     double rate[5], ms[4];
 } Published;
 
-// The paper's models have one layer less on the first and on the last stage, for the embedding and the head. Here the
-// ends have all their layers, and next to no vocabulary.
+// The paper's models have one layer less on the first and on the last stage, for the embedding
+// and the head. Here the ends have all their layers, and next to no vocabulary.
 static const struct {
     Model model;
     Published row[3];
@@ -172,11 +191,13 @@ static const struct {
       {256, {13.52, 6.24, 5.94, 5.94, 0.18}, {10.402, 10.248, 7.698, 0.460}}}},
 };
 
-// The rate of one stage when the lists run on the paper's times, by the small machine of build/tools/schedule.
+// The rate of one stage when the lists run on the paper's times, by the small machine of
+// build/tools/schedule.
 static double of_list(const Model *x, const Published *row, How how) {
     int v = how.v ? how.v : x->layers;
     PipelineTimes stage = {{row->ms[0], row->ms[1], row->ms[2]}, row->ms[3], NULL}, chunk = stage;
-    PipelineLists l = zero_bubble_make(how.schedule, x->p, row->m, v, &stage, (size_t)(how.limit * x->p));
+    PipelineLists l =
+        zero_bubble_make(how.schedule, x->p, row->m, v, &stage, (size_t)(how.limit * x->p));
     for (int kind = 0; kind < 3; kind++) chunk.step[kind] /= v;
     PipelineRun run;
     Error err;
@@ -188,24 +209,30 @@ static double of_list(const Model *x, const Published *row, How how) {
 }
 
 static bool row_of_paper(const Bench *b, const Model *x, const Published *row, Error *err) {
-    static const How hows[] = {
-        {SCHEDULE_1F1B, 1, 0}, {SCHEDULE_INTERLEAVED, 0, 0}, {SCHEDULE_ZB_H1, 1, 0}, {SCHEDULE_ZB_AUTO, 1, 1},
-        {SCHEDULE_ZB_AUTO, 1, 2}};
+    static const How hows[] = {{SCHEDULE_1F1B, 1, 0},
+                               {SCHEDULE_INTERLEAVED, 0, 0},
+                               {SCHEDULE_ZB_H1, 1, 0},
+                               {SCHEDULE_ZB_AUTO, 1, 1},
+                               {SCHEDULE_ZB_AUTO, 1, 2}};
     Bubble bubble = {0}, halves = {0};
     printf("| %s | %d | %d |", x->name, x->p, row->m);
     for (int i = 0; i < 5; i++) {
         if (!run(b, x, x->p, row->m, hows[i], err) || !measure(b, x->p, &bubble, err)) return false;
         if (hows[i].schedule == SCHEDULE_ZB_H1) halves = bubble;
-        printf(" %.1f, %.2f, %.2f |", 100 * bubble.one, 100 * of_list(x, row, hows[i]), row->rate[i]);
+        printf(" %.1f, %.2f, %.2f |", 100 * bubble.one, 100 * of_list(x, row, hows[i]),
+               row->rate[i]);
     }
-    printf(" %.1f | %.2f : %.2f, %.2f : %.2f |\n", 100 * bubble.all, halves.step[1] / halves.step[0],
-           halves.step[2] / halves.step[0], row->ms[1] / row->ms[0], row->ms[2] / row->ms[0]);
+    printf(" %.1f | %.2f : %.2f, %.2f : %.2f |\n", 100 * bubble.all,
+           halves.step[1] / halves.step[0], halves.step[2] / halves.step[0],
+           row->ms[1] / row->ms[0], row->ms[2] / row->ms[0]);
     return true;
 }
 
 static bool print_paper(const Bench *b, Error *err) {
-    printf("| model | p | m | 1f1b | interleaved | zb-h1 | zb-auto, p | zb-auto, 2p | until all end | B : W |\n"
-           "|---|---|---|---|---|---|---|---|---|---|\n");
+    printf(
+        "| model | p | m | 1f1b | interleaved | zb-h1 | zb-auto, p | zb-auto, 2p | until all end "
+        "| B : W |\n"
+        "|---|---|---|---|---|---|---|---|---|---|\n");
     for (size_t i = 0; i < sizeof paper / sizeof *paper; i++)
         for (int k = 0; k < 3 && wanted(b, paper[i].model.name); k++)
             if (!row_of_paper(b, &paper[i].model, &paper[i].row[k], err)) return false;
@@ -215,7 +242,8 @@ static bool print_paper(const Bench *b, Error *err) {
 int main(int argc, char **argv) {
     static const char usage[] = "usage: bubbles formulas|paper BUILD CLUSTER.json [ROWS]\n";
     tool_begin(argc, argv, usage);
-    bool formulas = argc > 1 && strcmp(argv[1], "formulas") == 0, published = argc > 1 && strcmp(argv[1], "paper") == 0;
+    bool formulas = argc > 1 && strcmp(argv[1], "formulas") == 0,
+         published = argc > 1 && strcmp(argv[1], "paper") == 0;
     if ((!formulas && !published) || argc < 4 || argc > 5)
         return fputs(usage, stderr), 2;
     Bench b = {argv[2], argv[3], argc > 4 ? argv[4] : NULL, ""};

@@ -1,11 +1,13 @@
-// layer.h: the operations of one transformer layer, of the embedding and of the head, each with its cost. They are in
-// the order in which a trainer enqueues them, so that its clock can be compared with them.
+// layer.h: the operations of one transformer layer, of the embedding and of the head, each with
+// its cost. They are in the order in which a trainer enqueues them, so that its clock can be
+// compared with them.
 //
-// defines: LayerOp, OpList, ops_seconds, op_is_of_weights, LayerShape, LayerRecompute, layer_operations,
-//          layer_recomputes, embedding_operations, head_operations
+// defines: LayerOp, OpList, ops_seconds, op_is_of_weights, LayerShape, LayerRecompute,
+//          layer_operations, layer_recomputes, embedding_operations, head_operations
 //
-// Letters as in the trainers: B, T, N = B*T tokens, Nl of a rank under sequence parallelism, C channels, A = C/t of
-// this rank's heads, F of its hidden units. "bytes" must move once: an activation has 2, a dropout mask 1.
+// Letters as in the trainers: B, T, N = B*T tokens, Nl of a rank under sequence parallelism, C
+// channels, A = C/t of this rank's heads, F of its hidden units. "bytes" must move once: an
+// activation has 2, a dropout mask 1.
 #ifndef DEV_SCALE_LAYER_H
 #define DEV_SCALE_LAYER_H
 
@@ -14,7 +16,8 @@
 typedef struct {
     const char *name;
     TimePart part;
-    double seconds;  // that the compute stream spends on it: what other operations hide is not in it
+    double
+        seconds;  // that the compute stream spends on it: what other operations hide is not in it
 } LayerOp;
 
 enum { OPS_MAX = 64, LAYER_WIDTH = 2 };  // bytes of an activation, and of a GEMM's factors: bf16
@@ -55,7 +58,8 @@ typedef struct {
     bool add;                   // weight gradients are added to those of earlier micro-batches
     LayerRecompute recompute;
     Placement tensor;           // of the tensor group
-    size_t KV;                  // key heads of all tensor ranks together, in a model without biases; 0: NH, and biases
+    size_t KV;  // key heads of all tensor ranks together, in a model without biases; 0: NH, and
+                // biases
     size_t F;                   // hidden units of the MLP of all tensor ranks together; 0: 4 C
     bool gate;                  // the MLP has a gate beside them
 } LayerShape;
@@ -75,11 +79,13 @@ static inline double layer_rope_bytes(const LayerShape *s) {
 }
 
 // GEMMs, memory-bound kernels and a shape's collectives.
-static inline void ops_gemm(OpList *o, const Cluster *c, const char *name, size_t M, size_t N, size_t K) {
+static inline void ops_gemm(OpList *o, const Cluster *c, const char *name, size_t M, size_t N,
+                            size_t K) {
     ops_add(o, name, TIME_GEMM, cost_gemm(c, M, N, K, LAYER_WIDTH));
 }
 
-static inline void ops_memory(OpList *o, const Cluster *c, const char *name, double share, double bytes) {
+static inline void ops_memory(OpList *o, const Cluster *c, const char *name, double share,
+                              double bytes) {
     ops_add(o, name, TIME_MEMORY, cost_memory(c, share, bytes));
 }
 
@@ -88,34 +94,40 @@ static inline double layer_collective(const Cluster *c, const LayerShape *s, Col
     return cost_collective(c, kind, bytes, s->tensor);
 }
 
-// Operator f in forward: nothing, or the all-gather of sequence parallelism. Operator g: all-reduce or reduce-scatter.
+// Operator f in forward: nothing, or the all-gather of sequence parallelism. Operator g:
+// all-reduce or reduce-scatter.
 static inline void ops_f_forward(OpList *o, const Cluster *c, const LayerShape *s) {
-    if (s->sequence_parallel) ops_add(o, "all-gather", TIME_TENSOR, layer_collective(c, s, COLLECTIVE_ALL_GATHER));
+    if (s->sequence_parallel)
+        ops_add(o, "all-gather", TIME_TENSOR, layer_collective(c, s, COLLECTIVE_ALL_GATHER));
 }
 
 static inline void ops_g_forward(OpList *o, const Cluster *c, const LayerShape *s) {
     CollectiveKind kind = s->sequence_parallel ? COLLECTIVE_REDUCE_SCATTER : COLLECTIVE_ALL_REDUCE;
-    ops_add(o, s->sequence_parallel ? "reduce-scatter" : "all-reduce", TIME_TENSOR, layer_collective(c, s, kind));
+    ops_add(o, s->sequence_parallel ? "reduce-scatter" : "all-reduce", TIME_TENSOR,
+            layer_collective(c, s, kind));
 }
 
 static inline void ops_g_backward(OpList *o, const Cluster *c, const LayerShape *s) {
-    if (s->sequence_parallel) ops_add(o, "all-gather", TIME_TENSOR, layer_collective(c, s, COLLECTIVE_ALL_GATHER));
+    if (s->sequence_parallel)
+        ops_add(o, "all-gather", TIME_TENSOR, layer_collective(c, s, COLLECTIVE_ALL_GATHER));
 }
 
-// Adds a GEMM beside a collective, which began `before` seconds earlier: both are slower, and the rest of the
-// collective is exposed.
-static inline void ops_beside(OpList *o, const Cluster *c, const LayerShape *s, const char *gemm_name, double gemm,
-                              double before, const char *name, CollectiveKind kind) {
+// Adds a GEMM beside a collective, which began `before` seconds earlier: both are slower, and the
+// rest of the collective is exposed.
+static inline void ops_beside(OpList *o, const Cluster *c, const LayerShape *s,
+                              const char *gemm_name, double gemm, double before, const char *name,
+                              CollectiveKind kind) {
     double seconds = s->t > 1 ? layer_collective(c, s, kind) : 0;
     double slow = fmin(seconds, before + gemm) * (c->overlap_slowdown - 1);
     ops_add(o, gemm_name, TIME_GEMM, gemm + slow);
     ops_add(o, name, TIME_TENSOR, seconds - before - gemm - slow);
 }
 
-// Adds both gradients of Y(N, n) = X(N, k) W and their accumulation. wide: W is column-parallel, so f stands before it.
-// Then dX is summed over the tensor group, and sequence parallelism gathers X again, which began `before` seconds ago.
-static inline void ops_linear_backward(OpList *o, const Cluster *c, const LayerShape *s, size_t N, size_t n, size_t k,
-                                       bool wide, double before) {
+// Adds both gradients of Y(N, n) = X(N, k) W and their accumulation. wide: W is column-parallel,
+// so f stands before it. Then dX is summed over the tensor group, and sequence parallelism
+// gathers X again, which began `before` seconds ago.
+static inline void ops_linear_backward(OpList *o, const Cluster *c, const LayerShape *s, size_t N,
+                                       size_t n, size_t k, bool wide, double before) {
     double input = cost_gemm(c, N, k, n, LAYER_WIDTH), weight = cost_gemm(c, k, n, N, LAYER_WIDTH);
     CollectiveKind sum = s->sequence_parallel ? COLLECTIVE_REDUCE_SCATTER : COLLECTIVE_ALL_REDUCE;
     const char *name = s->sequence_parallel ? "reduce-scatter" : "all-reduce";
@@ -131,8 +143,8 @@ static inline void ops_linear_backward(OpList *o, const Cluster *c, const LayerS
     if (s->add) ops_memory(o, c, "add gradient", c->elementwise_efficiency, added);
 }
 
-// A residual and the layernorm behind it over `values` bytes. Fused, one kernel reads the two summands and writes their
-// sum and its layernorm; else a second one reads the sum again.
+// A residual and the layernorm behind it over `values` bytes. Fused, one kernel reads the two
+// summands and writes their sum and its layernorm; else a second one reads the sum again.
 static inline double cost_residual_layernorm(const Cluster *c, double values, double elements) {
     double mask = c->dropout * elements;
     if (c->fused_forward) return cost_memory(c, c->layernorm_forward_efficiency, 4 * values + mask);
@@ -140,30 +152,34 @@ static inline double cost_residual_layernorm(const Cluster *c, double values, do
            cost_memory(c, c->layernorm_forward_efficiency, 2 * values);
 }
 
-// A layernorm's backward over `values` bytes. Fused, one kernel reads gradient and input and writes a gradient; else a
-// second one reads the first two again, for the gradients of the weights.
+// A layernorm's backward over `values` bytes. Fused, one kernel reads gradient and input and
+// writes a gradient; else a second one reads the first two again, for the gradients of the
+// weights.
 static inline double cost_layernorm_backward(const Cluster *c, double values) {
     return cost_memory(c, c->layernorm_backward_efficiency, (c->fused_backward ? 3 : 5) * values);
 }
 
-// Returns the same with the residual's gradient added, the sum that is a bias's gradient, and the mask of dropout.
-// Fused it is one kernel that reads one more.
+// Returns the same with the residual's gradient added, the sum that is a bias's gradient, and the
+// mask of dropout. Fused it is one kernel that reads one more.
 static inline double cost_residual_backward(const Cluster *c, double values, double elements) {
     if (c->fused_backward) return cost_memory(c, c->layernorm_backward_efficiency, 4 * values);
-    return cost_layernorm_backward(c, values) + cost_memory(c, c->elementwise_efficiency, 3 * values) +
+    return cost_layernorm_backward(c, values) +
+           cost_memory(c, c->elementwise_efficiency, 3 * values) +
            cost_memory(c, c->elementwise_efficiency, values) +
            cost_memory(c, c->elementwise_efficiency, c->dropout ? 2 * values + elements : 0);
 }
 
 static inline void ops_attention(OpList *o, const Cluster *c, const LayerShape *s, bool backward) {
-    ops_add(o, "attention", TIME_ATTENTION, cost_attention(c, backward, s->B, s->T, s->NH / s->t, s->C / s->NH));
+    ops_add(o, "attention", TIME_ATTENTION,
+            cost_attention(c, backward, s->B, s->T, s->NH / s->t, s->C / s->NH));
 }
 
 // Adds the forward of one layer. Recomputation may end before the last GEMM and its sum.
 static inline void ops_layer_forward(OpList *o, const Cluster *c, const LayerShape *s, bool ends) {
     size_t N = s->B * s->T, A = s->C / s->t, F = layer_hidden(s);
     double e = LAYER_WIDTH, mask = c->dropout;
-    double rows = (double)(N / (s->sequence_parallel ? s->t : 1)) * (double)s->C, inner = (double)N * (double)A;
+    double rows = (double)(N / (s->sequence_parallel ? s->t : 1)) * (double)s->C,
+           inner = (double)N * (double)A;
     ops_memory(o, c, "layernorm", c->layernorm_forward_efficiency, 2 * e * rows);
     ops_f_forward(o, c, s);
     ops_gemm(o, c, "qkv", N, layer_qkv(s), s->C);
@@ -174,7 +190,8 @@ static inline void ops_layer_forward(OpList *o, const Cluster *c, const LayerSha
         ops_memory(o, c, "transpose", c->elementwise_efficiency, 2 * e * inner);
     ops_gemm(o, c, "proj", N, s->C, A);
     ops_g_forward(o, c, s);
-    ops_add(o, "bias, dropout, residual, layernorm", TIME_MEMORY, cost_residual_layernorm(c, e * rows, rows));
+    ops_add(o, "bias, dropout, residual, layernorm", TIME_MEMORY,
+            cost_residual_layernorm(c, e * rows, rows));
     ops_f_forward(o, c, s);
     ops_gemm(o, c, "fc", N, (1 + s->gate) * F, s->C);
     ops_memory(o, c, "gelu", c->softmax_efficiency, (2 + s->gate) * e * (double)N * (double)F);
@@ -188,13 +205,18 @@ static inline void ops_layer_forward(OpList *o, const Cluster *c, const LayerSha
 static inline void ops_layer_backward(OpList *o, const Cluster *c, const LayerShape *s) {
     size_t N = s->B * s->T, A = s->C / s->t, F = layer_hidden(s);
     double e = LAYER_WIDTH;
-    double rows = (double)(N / (s->sequence_parallel ? s->t : 1)) * (double)s->C, inner = (double)N * (double)A;
+    double rows = (double)(N / (s->sequence_parallel ? s->t : 1)) * (double)s->C,
+           inner = (double)N * (double)A;
     for (int half = 0; half < 2; half++) {  // the MLP, then attention
         ops_g_backward(o, c, s);
         double began = ops_seconds(o, NULL);
         ops_linear_backward(o, c, s, N, s->C, half == 0 ? F : A, false, 0);
-        if (half == 0) ops_memory(o, c, "gelu", c->softmax_efficiency, (3 + 2 * s->gate) * e * (double)N * (double)F);
-        else ops_attention(o, c, s, true), ops_memory(o, c, "rope", c->elementwise_efficiency, layer_rope_bytes(s));
+        if (half == 0)
+            ops_memory(o, c, "gelu", c->softmax_efficiency,
+                       (3 + 2 * s->gate) * e * (double)N * (double)F);
+        else
+            ops_attention(o, c, s, true),
+                ops_memory(o, c, "rope", c->elementwise_efficiency, layer_rope_bytes(s));
         // three matrices of (N, A) gathered into dqkv, and datty transposed
         if (half == 1 && c->attention == ATTENTION_UNFUSED)
             ops_memory(o, c, "transpose", c->elementwise_efficiency, (2 + 6) * e * inner);
@@ -207,18 +229,21 @@ static inline void ops_layer_backward(OpList *o, const Cluster *c, const LayerSh
     }
 }
 
-// Lists the recomputation before a layer's backward. A whole layer has its attention in it already.
+// Lists the recomputation before a layer's backward. A whole layer has its attention in it
+// already.
 static inline void layer_recomputes(OpList *o, const Cluster *c, const LayerShape *s) {
     double gelu = (2 + s->gate) * LAYER_WIDTH * (double)(s->B * s->T) * (double)layer_hidden(s);
     o->count = 0;
     bool whole = s->recompute == LAYER_WHOLE;
     if (whole) ops_layer_forward(o, c, s, c->recompute_end);
     if (s->recompute == LAYER_GELU) ops_memory(o, c, "gelu", c->softmax_efficiency, gelu);
-    if (s->recompute == LAYER_ATTENTION || (c->attention_recompute && !whole)) ops_attention(o, c, s, false);
+    if (s->recompute == LAYER_ATTENTION || (c->attention_recompute && !whole))
+        ops_attention(o, c, s, false);
 }
 
 // Lists a layer: forward, or backward with its recomputation.
-static inline void layer_operations(OpList *o, const Cluster *c, const LayerShape *s, bool backward) {
+static inline void layer_operations(OpList *o, const Cluster *c, const LayerShape *s,
+                                    bool backward) {
     o->count = 0;
     if (!backward) {
         ops_layer_forward(o, c, s, true);
@@ -228,23 +253,29 @@ static inline void layer_operations(OpList *o, const Cluster *c, const LayerShap
     ops_layer_backward(o, c, s);
 }
 
-// Lookup of tokens and positions with dropout; backward: a scatter into the gradient of this rank's part of wte.
-static inline void embedding_operations(OpList *o, const Cluster *c, const LayerShape *s, bool backward) {
+// Lookup of tokens and positions with dropout; backward: a scatter into the gradient of this
+// rank's part of wte.
+static inline void embedding_operations(OpList *o, const Cluster *c, const LayerShape *s,
+                                        bool backward) {
     double e = LAYER_WIDTH, table = (double)(s->vocabulary / s->t) * (double)s->C;
     double whole = (double)(s->B * s->T) * (double)s->C;
     o->count = 0;
     if (backward) {
         ops_g_backward(o, c, s);
         ops_memory(o, c, "embedding", c->elementwise_efficiency, 3 * e * whole);
-        if (s->add) ops_memory(o, c, "add gradient", c->elementwise_efficiency, c->accumulate_bytes * table);
+        if (s->add)
+            ops_memory(o, c, "add gradient", c->elementwise_efficiency,
+                       c->accumulate_bytes * table);
         return;
     }
-    ops_memory(o, c, "embedding", c->elementwise_efficiency, (2 * e + 2 * e + e + (double)c->dropout) * whole);
+    ops_memory(o, c, "embedding", c->elementwise_efficiency,
+               (2 * e + 2 * e + e + (double)c->dropout) * whole);
     ops_g_forward(o, c, s);
 }
 
 // Last layernorm, logits, loss. Backward: its two GEMMs. Megatron recomputes none of it.
-static inline void head_operations(OpList *o, const Cluster *c, const LayerShape *s, bool backward) {
+static inline void head_operations(OpList *o, const Cluster *c, const LayerShape *s,
+                                   bool backward) {
     size_t N = s->B * s->T, V = s->vocabulary / s->t;
     double e = LAYER_WIDTH, rows = (double)(N / (s->sequence_parallel ? s->t : 1)) * (double)s->C;
     o->count = 0;
@@ -256,10 +287,13 @@ static inline void head_operations(OpList *o, const Cluster *c, const LayerShape
     ops_memory(o, c, "layernorm", c->layernorm_forward_efficiency, 2 * e * rows);
     ops_f_forward(o, c, s);
     ops_gemm(o, c, "logits", N, V, s->C);
-    ops_memory(o, c, "classifier", c->elementwise_efficiency, c->classifier_bytes * (double)N * (double)V);
+    ops_memory(o, c, "classifier", c->elementwise_efficiency,
+               c->classifier_bytes * (double)N * (double)V);
     // maximum, sum and target logit of each token, fp32: two all-reduces
-    ops_add(o, "all-reduce", TIME_TENSOR, cost_collective(c, COLLECTIVE_ALL_REDUCE, 4.0 * (double)N, s->tensor));
-    ops_add(o, "all-reduce", TIME_TENSOR, cost_collective(c, COLLECTIVE_ALL_REDUCE, 8.0 * (double)N, s->tensor));
+    ops_add(o, "all-reduce", TIME_TENSOR,
+            cost_collective(c, COLLECTIVE_ALL_REDUCE, 4.0 * (double)N, s->tensor));
+    ops_add(o, "all-reduce", TIME_TENSOR,
+            cost_collective(c, COLLECTIVE_ALL_REDUCE, 8.0 * (double)N, s->tensor));
 }
 
 #endif

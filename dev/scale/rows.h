@@ -16,8 +16,8 @@ typedef struct {
     char why[96];
 } Row;
 
-// Cuts a line in place at its commas; a field in quotes may hold commas, and quotes that are doubled. Returns the
-// number of fields.
+// Cuts a line in place at its commas; a field in quotes may hold commas, and quotes that are
+// doubled. Returns the number of fields.
 static inline size_t row_cut(char *line, char *fields[ROW_FIELDS]) {
     size_t n = 0;
     for (char *at = line; n < ROW_FIELDS;) {
@@ -39,13 +39,15 @@ static inline size_t row_cut(char *line, char *fields[ROW_FIELDS]) {
     return n;
 }
 
-static inline const char *row_field(char **header, size_t columns, char **fields, size_t n, const char *name) {
+static inline const char *row_field(char **header, size_t columns, char **fields, size_t n,
+                                    const char *name) {
     for (size_t i = 0; i < columns && i < n; i++)
         if (strcmp(header[i], name) == 0) return fields[i];
     return "";
 }
 
-// A whole number up to 2^20, so that no product of three passes 2^64, or 0 where the text is none.
+// A whole number up to 2^20, so that no product of three passes 2^64, or 0 where the text is
+// none.
 static inline size_t row_number(const char *text) {
     char *end;
     unsigned long x = strtoul(text, &end, 10);
@@ -70,25 +72,40 @@ static inline void row_parse(char **header, size_t columns, char **fields, size_
     r->recompute = strcmp(recompute, "full") == 0 || strcmp(recompute, "full?") == 0 ? LAYER_WHOLE
                    : strcmp(recompute, "selective") == 0 ? LAYER_ATTENTION : LAYER_KEEPS;
     bool kept = strcmp(recompute, "none") == 0 || strstr(recompute, "0 layers") != NULL;
-    if (r->recompute == LAYER_KEEPS && !kept) snprintf(row->why, sizeof row->why, "recompute is '%.40s'", recompute);
+    if (r->recompute == LAYER_KEEPS && !kept)
+        snprintf(row->why, sizeof row->why, "recompute is '%.40s'", recompute);
     r->sequence_parallel = strcmp(row_field(header, columns, fields, n, "seq_par"), "1") == 0;
     r->scatter_gather = strcmp(row_field(header, columns, fields, n, "scatter_gather"), "0") != 0;
-    snprintf(r->stages, sizeof r->stages, "%s", row_field(header, columns, fields, n, "layers_per_stage"));
+    snprintf(r->stages, sizeof r->stages, "%s",
+             row_field(header, columns, fields, n, "layers_per_stage"));
     r->zero = strcmp(row_field(header, columns, fields, n, "dist_opt"), "1") == 0;
-    r->short_ends = strstr(row_field(header, columns, fields, n, "note"), "hold one layer fewer") != NULL;
+    r->short_ends =
+        strstr(row_field(header, columns, fields, n, "note"), "hold one layer fewer") != NULL;
     if (r->v == 0 && r->p && strncmp(chunks, "max: 1 layer", 12) == 0)
         r->v = (r->layers + (r->short_ends ? 2 : 0)) / r->p;
     r->schedule = r->v > 1 ? SCHEDULE_INTERLEAVED : SCHEDULE_1F1B;
     size_t multiple = 128 * (r->t ? r->t : 1);  // Megatron pads the vocabulary
     r->vocabulary = (r->vocabulary + multiple - 1) / multiple * multiple;
     row->seconds = strtod(row_field(header, columns, fields, n, "step_s"), NULL);
-    const struct { const char *name; size_t value; } sizes[] = {
-        {"gpus", r->ranks}, {"layers", r->layers}, {"hidden", r->C}, {"heads", r->NH}, {"seq", r->T},
-        {"vocab", r->vocabulary}, {"gbs", r->global_batch}, {"mbs", r->micro_batch}, {"t", r->t}, {"p", r->p},
-        {"d", r->d}, {"v", r->v}, {"step_s", row->seconds > 0 && row->seconds < INFINITY}};
+    const struct { const char *name; size_t value;
+    } sizes[] = {{"gpus", r->ranks},
+                 {"layers", r->layers},
+                 {"hidden", r->C},
+                 {"heads", r->NH},
+                 {"seq", r->T},
+                 {"vocab", r->vocabulary},
+                 {"gbs", r->global_batch},
+                 {"mbs", r->micro_batch},
+                 {"t", r->t},
+                 {"p", r->p},
+                 {"d", r->d},
+                 {"v", r->v},
+                 {"step_s", row->seconds > 0 && row->seconds < INFINITY}};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes && !row->why[0]; i++)
-        if (!sizes[i].value) snprintf(row->why, sizeof row->why, "%s is no number that a run has", sizes[i].name);
-    if (!row->why[0] && r->global_batch % (r->micro_batch * r->d))  // some ran with batches that do not divide
+        if (!sizes[i].value)
+            snprintf(row->why, sizeof row->why, "%s is no number that a run has", sizes[i].name);
+    if (!row->why[0] &&
+        r->global_batch % (r->micro_batch * r->d))  // some ran with batches that do not divide
         snprintf(row->why, sizeof row->why, "the batch is no multiple of mbs * d");
     row->bad = row->why[0] != 0;
 }
@@ -104,7 +121,8 @@ static inline bool rows_read(const char *path, Row **rows, size_t *count, Error 
         line[strcspn(line, "\r")] = 0;
         *rows = (Row *)host_resize(*rows, *count + 1, sizeof **rows);
         if (!columns) columns = row_cut(line, header);
-        else if (*line) row_parse(header, columns, fields, row_cut(line, fields), &(*rows)[(*count)++]);
+        else if (*line)
+            row_parse(header, columns, fields, row_cut(line, fields), &(*rows)[(*count)++]);
         line = end ? end + 1 : NULL;
     }
     free(text);

@@ -1,21 +1,25 @@
 // scale.c: predicts the step time of every published run in a table and compares.
 //
-//   scale [--set KEY=VALUE]... [--fit KEY,KEY] [--parts] [--csv FILE] [--trainers FOLDER] ROWS.csv...
+//   scale [--set KEY=VALUE]... [--fit KEY,KEY] [--parts] [--csv FILE] [--trainers FOLDER]
+//   ROWS.csv...
 //         CLUSTER.json:PREFIX,...
 //
-// Each row that has a full layout, and whose id begins with a prefix, is predicted for the cluster named with it, by
-// the light simulation of step.h; a row without one is reported. Every third row of a group is held out, the first
-// included, every second one of MPT's and vTrain's, and all of some groups: --fit, which seeks the values of the named
-// constants that make the mean absolute error least, does not see these. --csv writes the predictions to a file. --set
-// tries a value; --parts shows where the time goes. --trainers has the trainers in a folder simulate each row that
-// their flags can say, and compares it with the light simulation of the same software: see trainer.h.
+// Each row that has a full layout, and whose id begins with a prefix, is predicted for the
+// cluster named with it, by the light simulation of step.h; a row without one is reported. Every
+// third row of a group is held out, the first included, every second one of MPT's and vTrain's,
+// and all of some groups: --fit, which seeks the values of the named constants that make the mean
+// absolute error least, does not see these. --csv writes the predictions to a file. --set tries a
+// value; --parts shows where the time goes. --trainers has the trainers in a folder simulate each
+// row that their flags can say, and compares it with the light simulation of the same software:
+// see trainer.h.
 #include "dev/plot/tool.h"
 #include "dev/scale/rows.h"
 #include "dev/scale/step.h"
 #include "dev/scale/trainer.h"
 
-// Mean absolute error (%) of Calculon (Isaev et al., SC23), as shipped, on the same rows; below 0: not known. All rows
-// of a group without a goal, or unseen, are held out: no constant was changed for it.
+// Mean absolute error (%) of Calculon (Isaev et al., SC23), as shipped, on the same rows; below
+// 0: not known. All rows of a group without a goal, or unseen, are held out: no constant was
+// changed for it.
 typedef struct {
     const char *prefix, *title;
     double goal, calculon;
@@ -65,7 +69,8 @@ typedef struct {
     bool held_out;
     StepTime time;
     double error;          // predicted / published - 1
-    double trainer, light; // s of the trainer's own simulation, 0 if it made none; of step.h with its software
+    double trainer, light;  // s of the trainer's own simulation, 0 if it made none; of step.h
+                            // with its software
     bool published;        // the run had the trainers' software
 } Point;
 
@@ -89,15 +94,16 @@ static double predict(Point *points, size_t count, bool held_out, Error *err) {
     for (size_t i = 0; i < count; i++) {
         Point *x = &points[i];
         if (x->held_out != held_out) continue;
-        if (!step_simulate(x->cluster, &x->row->run, &x->time, err)) return -1;  // choose() asked step_check
+        if (!step_simulate(x->cluster, &x->row->run, &x->time, err))
+            return -1;  // choose() asked step_check
         x->error = x->time.seconds / x->row->seconds - 1;
         sum += fabs(x->error);
     }
     return sum;
 }
 
-// Returns the seconds by a model of one parameter: FLOPs with recomputation (PTD-P, section 5.1) at 158.5 TFLOP/s of
-// each A100, and the pipeline's bubble. 0 on other devices.
+// Returns the seconds by a model of one parameter: FLOPs with recomputation (PTD-P, section 5.1)
+// at 158.5 TFLOP/s of each A100, and the pipeline's bubble. 0 on other devices.
 static double trivial_seconds(const Point *x) {
     const StepLayout *r = &x->row->run;
     if (x->cluster->sms != 108) return 0;
@@ -106,11 +112,12 @@ static double trivial_seconds(const Point *x) {
     double flops = 24 * times * B * s * l * h * h * (1 + s / (6 * h)) + 6 * B * s * h * V;
     if (r->recompute == LAYER_ATTENTION) flops += 4 * B * s * s * l * h;
     double micro_batches = B / (double)(r->micro_batch * r->d);
-    return flops / ((double)r->ranks * 158.5e12) * (1 + (double)(r->p - 1) / ((double)r->v * micro_batches));
+    return flops / ((double)r->ranks * 158.5e12) *
+           (1 + (double)(r->p - 1) / ((double)r->v * micro_batches));
 }
 
-// Returns the error that --fit minimises: the mean over the groups of the mean absolute error of the rows that it may
-// see.
+// Returns the error that --fit minimises: the mean over the groups of the mean absolute error of
+// the rows that it may see.
 static double fit_error(Point *points, size_t count, Error *err) {
     double sums[GROUPS + 1] = {0}, total = 0;
     size_t counts[GROUPS + 1] = {0}, used = 0;
@@ -140,8 +147,9 @@ typedef struct {
 static double *constant(Cluster *c, const char *key, size_t length) {
     for (size_t i = 0; i < CLUSTER_FIELD_COUNT; i++) {
         const Field *f = &CLUSTER_FIELDS[i];
-        if (strlen(f->name) == length && strncmp(f->name, key, length) == 0 && f->type != FIELD_SWITCH &&
-            f->type != FIELD_CHOICE) return (double *)((char *)c + f->offset);
+        if (strlen(f->name) == length && strncmp(f->name, key, length) == 0 &&
+            f->type != FIELD_SWITCH && f->type != FIELD_CHOICE)
+            return (double *)((char *)c + f->offset);
     }
     return NULL;
 }
@@ -164,12 +172,14 @@ static bool fit(Clusters *all, const char *keys, Point *points, size_t count, Er
         for (const char *at = keys; *at;) {
             size_t n = strcspn(at, ",");
             double factors[2] = {1 + step, 1 / (1 + step)};
-            if (!constant(&all->cluster[0], at, n)) return error_set(err, "no constant %.*s", (int)n, at);
+            if (!constant(&all->cluster[0], at, n))
+                return error_set(err, "no constant %.*s", (int)n, at);
             for (int i = 0; i < 2; i++) {
                 double before = *constant(&all->cluster[0], at, n);
                 scale_constant(all, at, n, factors[i]);
                 double now = fit_error(points, count, err);
-                if (now >= 0 && now < best && !beyond(all, at, n, before)) best = now, better = true;
+                if (now >= 0 && now < best && !beyond(all, at, n, before))
+                    best = now, better = true;
                 else scale_constant(all, at, n, 1 / factors[i]);
             }
             at += n + (at[n] == ',');
@@ -189,7 +199,8 @@ static bool set(Clusters *all, const char *text, Error *err) {
     char *end;
     for (size_t i = 0; i < all->count; i++) {
         double *value = constant(&all->cluster[i], text, n);
-        if (!value || !text[n]) return error_set(err, "--set %s: no such constant, or no value", text);
+        if (!value || !text[n])
+            return error_set(err, "--set %s: no such constant, or no value", text);
         *value = strtod(text + n + 1, &end);
         if (*end || end == text + n + 1) return error_set(err, "--set %s: no number", text);
     }
@@ -199,14 +210,16 @@ static bool set(Clusters *all, const char *text, Error *err) {
 // CLUSTER.json:PREFIX,PREFIX
 static bool open_cluster(Clusters *all, const char *text, Error *err) {
     const char *colon = strrchr(text, ':');
-    if (!colon || all->count == CLUSTERS_MAX) return error_set(err, "%s is not CLUSTER.json:PREFIX,...", text);
+    if (!colon || all->count == CLUSTERS_MAX)
+        return error_set(err, "%s is not CLUSTER.json:PREFIX,...", text);
     char *path = all->paths[all->count];
     snprintf(path, sizeof all->paths[0], "%.*s", (int)(colon - text), text);
     all->prefixes[all->count] = colon + 1;
     return cluster_read(&all->cluster[all->count++], path, err);
 }
 
-// The constants whose source says that they were fitted or chosen, rather than taken from elsewhere.
+// The constants whose source says that they were fitted or chosen, rather than taken from
+// elsewhere.
 static void print_fitted(const Clusters *all) {
     Error err;
     for (size_t i = 0; i < all->count; i++) {
@@ -214,10 +227,12 @@ static void print_fitted(const Clusters *all) {
         printf("\n%s, fitted or chosen:\n", all->cluster[i].name);
         for (size_t k = 0; root && k < CLUSTER_FIELD_COUNT; k++) {
             const Field *f = &CLUSTER_FIELDS[k];
-            const cJSON *section = cJSON_GetObjectItem(root, f->tags & CLUSTER_SOFTWARE ? "software" : "hardware");
+            const cJSON *section =
+                cJSON_GetObjectItem(root, f->tags & CLUSTER_SOFTWARE ? "software" : "hardware");
             const cJSON *constant = cJSON_GetObjectItem(section, f->name);
             const char *source = cJSON_GetStringValue(cJSON_GetObjectItem(constant, "source"));
-            bool ours = source && (strncmp(source, "fitted", 6) == 0 || strncmp(source, "chosen", 6) == 0);
+            bool ours = source &&
+                        (strncmp(source, "fitted", 6) == 0 || strncmp(source, "chosen", 6) == 0);
             for (size_t j = 0; ours && j < i; j++)  // named already
                 ours = memcmp((const char *)&all->cluster[i] + f->offset,
                               (const char *)&all->cluster[j] + f->offset, sizeof(double)) != 0;
@@ -237,7 +252,8 @@ static size_t choose(const Clusters *all, Row *rows, size_t row_count, Point *po
         if (k == all->count) continue;
         Error err;
         if (rows[i].bad || !step_check(&rows[i].run, &err)) {
-            fprintf(stderr, "scale: %s is left out: %s\n", rows[i].id, rows[i].bad ? rows[i].why : err.text);
+            fprintf(stderr, "scale: %s is left out: %s\n", rows[i].id,
+                    rows[i].bad ? rows[i].why : err.text);
             continue;
         }
         Point *x = &points[count++];
@@ -246,7 +262,8 @@ static size_t choose(const Clusters *all, Row *rows, size_t row_count, Point *po
         x->cluster_file = all->paths[k];
         x->group = g;
         size_t number = seen[g]++;
-        bool half = g < GROUPS && (strncmp(groups[g].prefix, "mpt-", 4) == 0 || groups[g].prefix[0] == 'v');
+        bool half = g < GROUPS &&
+                    (strncmp(groups[g].prefix, "mpt-", 4) == 0 || groups[g].prefix[0] == 'v');
         bool unseen = g < GROUPS && (groups[g].goal < 0 || groups[g].unseen);
         x->held_out = half ? number % 2 == 1 : unseen || number % 3 == 0;
     }
@@ -257,10 +274,11 @@ static void print_rows(const Point *points, size_t count, bool parts) {
     printf("%-24s %10s %10s %8s\n", "run", "predicted", "published", "error");
     for (size_t i = 0; i < count; i++) {
         const Point *x = &points[i];
-        printf("%-24s %8.3f s %8.3f s %+6.1f %% %s", x->row->id, x->time.seconds, x->row->seconds, 100 * x->error,
-               x->held_out ? "held out" : "        ");
+        printf("%-24s %8.3f s %8.3f s %+6.1f %% %s", x->row->id, x->time.seconds, x->row->seconds,
+               100 * x->error, x->held_out ? "held out" : "        ");
         for (int part = 0; parts && part < TIME_PARTS; part++)
-            printf(" %s %.1f%%", time_part_name((TimePart)part), 100 * x->time.parts[part] / x->time.seconds);
+            printf(" %s %.1f%%", time_part_name((TimePart)part),
+                   100 * x->time.parts[part] / x->time.seconds);
         printf("\n");
     }
 }
@@ -270,24 +288,26 @@ static bool write_csv(const char *path, const Point *points, size_t count, Error
     FILE *file = fopen(path, "w");
     if (!file) return error_set(err, "cannot write %s: %s", path, strerror(errno));
     fprintf(file, "id,cluster,held_out,predicted_s,published_s,error_percent");
-    for (int part = 0; part < TIME_PARTS; part++) fprintf(file, ",%s_s", time_part_name((TimePart)part));
+    for (int part = 0; part < TIME_PARTS; part++)
+        fprintf(file, ",%s_s", time_part_name((TimePart)part));
     for (size_t i = 0; i < count; i++) {
         const Point *x = &points[i];
         fprintf(file, "\n\"");
         for (const char *at = x->row->id; *at; at++) fprintf(file, *at == '"' ? "\"\"" : "%c", *at);
-        fprintf(file, "\",%s,%d,%.6g,%.6g,%.2f", x->cluster->name, x->held_out, x->time.seconds, x->row->seconds,
-                100 * x->error);
+        fprintf(file, "\",%s,%d,%.6g,%.6g,%.2f", x->cluster->name, x->held_out, x->time.seconds,
+                x->row->seconds, 100 * x->error);
         for (int part = 0; part < TIME_PARTS; part++) fprintf(file, ",%.4g", x->time.parts[part]);
     }
     fprintf(file, "\n");
     bool ok = ferror(file) == 0;
-    return (fclose(file) == 0 && ok) || error_set(err, "cannot write %s: %s", path, strerror(errno));
+    return (fclose(file) == 0 && ok) ||
+           error_set(err, "cannot write %s: %s", path, strerror(errno));
 }
 
 // Prints a group's errors over all rows, and over those that are held out.
 static void print_groups(const Point *points, size_t count) {
-    printf("\n%-34s %4s %7s %9s %7s %7s %9s %8s %6s\n", "mean absolute error, %", "rows", "ours", "held out", "bias",
-           "worst", "Calculon", "trivial", "goal");
+    printf("\n%-34s %4s %7s %9s %7s %7s %9s %8s %6s\n", "mean absolute error, %", "rows", "ours",
+           "held out", "bias", "worst", "Calculon", "trivial", "goal");
     for (size_t g = 0; g < GROUPS; g++) {
         double sum = 0, held_sum = 0, bias = 0, worst = 0, trivial = 0;
         size_t n = 0, held_n = 0;
@@ -295,7 +315,9 @@ static void print_groups(const Point *points, size_t count) {
             const Point *x = &points[i];
             if (x->group != g) continue;
             n++, sum += fabs(x->error), bias += x->error;
-            trivial = trivial_seconds(x) > 0 ? trivial + fabs(trivial_seconds(x) / x->row->seconds - 1) : -INFINITY;
+            trivial = trivial_seconds(x) > 0
+                          ? trivial + fabs(trivial_seconds(x) / x->row->seconds - 1)
+                          : -INFINITY;
             if (x->held_out) held_n++, held_sum += fabs(x->error);
             if (fabs(x->error) > fabs(worst)) worst = x->error;
         }
@@ -311,8 +333,9 @@ static void print_groups(const Point *points, size_t count) {
     }
 }
 
-// Prints the errors by the size of the job: what to add to a prediction for stragglers, contention and all else that
-// grows with it. From the group's 10th to its 90th percentile, over the groups that have the predicted software.
+// Prints the errors by the size of the job: what to add to a prediction for stragglers,
+// contention and all else that grows with it. From the group's 10th to its 90th percentile, over
+// the groups that have the predicted software.
 static int compare_errors(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
@@ -321,27 +344,30 @@ static int compare_errors(const void *a, const void *b) {
 static void print_bands(const Point *points, size_t count) {
     static const size_t most[] = {8, 64, 256, 1024, 4096};
     double *errors = (double *)host_alloc(count, sizeof *errors);
-    printf("%-34s %4s %7s %7s %7s\n", "published over predicted, %", "rows", "low", "middle", "high");
+    printf("%-34s %4s %7s %7s %7s\n", "published over predicted, %", "rows", "low", "middle",
+           "high");
     for (size_t k = 0; k < sizeof most / sizeof *most; k++) {
         size_t n = 0;
         for (size_t i = 0; i < count; i++) {
             size_t gpus = points[i].row->run.ranks;
-            if (gpus <= most[k] && (k == 0 || gpus > most[k - 1])) errors[n++] = 1 / (1 + points[i].error) - 1;
+            if (gpus <= most[k] && (k == 0 || gpus > most[k - 1]))
+                errors[n++] = 1 / (1 + points[i].error) - 1;
         }
         if (!n) continue;
         qsort(errors, n, sizeof *errors, compare_errors);
-        printf("up to %4zu GPUs %19s %4zu %+7.1f %+7.1f %+7.1f\n", most[k], "", n, 100 * errors[n / 10],
-               100 * errors[n / 2], 100 * errors[n - 1 - n / 10]);
+        printf("up to %4zu GPUs %19s %4zu %+7.1f %+7.1f %+7.1f\n", most[k], "", n,
+               100 * errors[n / 10], 100 * errors[n / 2], 100 * errors[n - 1 - n / 10]);
     }
     free(errors);
 }
 
-// Prints by how much the trainer and the light simulation differ in each group, and the trainer's error where the
-// published runs had its software. The last line is of all rows.
+// Prints by how much the trainer and the light simulation differ in each group, and the trainer's
+// error where the published runs had its software. The last line is of all rows.
 static void print_differences(const Point *points, size_t count) {
     double all = 0, all_most = 0;
     size_t all_n = 0;
-    printf("\n%-34s %4s %8s %8s %8s\n", "trainer and light simulation, %", "rows", "differ", "at most", "error");
+    printf("\n%-34s %4s %8s %8s %8s\n", "trainer and light simulation, %", "rows", "differ",
+           "at most", "error");
     for (size_t g = 0; g < GROUPS; g++) {
         double sum = 0, most = 0, error = 0;
         size_t n = 0, published = 0;
@@ -358,11 +384,12 @@ static void print_differences(const Point *points, size_t count) {
         else printf(" %8s\n", "-");
         all += sum, all_most = fmax(all_most, most), all_n += n;
     }
-    printf("\n%zu rows differ by %.1f %% on average, %.1f %% at most\n", all_n, 100 * all / (double)all_n,
-           100 * all_most);
+    printf("\n%zu rows differ by %.1f %% on average, %.1f %% at most\n", all_n,
+           100 * all / (double)all_n, 100 * all_most);
 }
 
-// Has the trainer simulate the rows that it can run, and the light simulation the same with the trainers' software.
+// Has the trainer simulate the rows that it can run, and the light simulation the same with the
+// trainers' software.
 static bool compare_trainer(Point *points, size_t count, const char *folder, Error *err) {
     size_t n = 0;
     printf("%-24s %12s %12s %10s\n", "run", "light", "trainer", "differs by");
@@ -397,13 +424,15 @@ int main(int argc, char **argv) {
     size_t set_count = 0, row_count = 0;
     Row *rows = NULL;
     bool parts = false, ok = true;
-    static const char usage[] = "usage: scale [--set KEY=VALUE]... [--fit KEY,KEY] [--parts] [--csv FILE] "
-                                "[--trainers FOLDER] ROWS.csv... CLUSTER.json:PREFIX,...\n";
+    static const char usage[] =
+        "usage: scale [--set KEY=VALUE]... [--fit KEY,KEY] [--parts] [--csv FILE] "
+        "[--trainers FOLDER] ROWS.csv... CLUSTER.json:PREFIX,...\n";
     tool_begin(argc, argv, usage);
     for (int i = 1; ok && i < argc; i++) {
         if (strcmp(argv[i], "--parts") == 0) parts = true;
         else if (strcmp(argv[i], "--fit") == 0 && i + 1 < argc) keys = argv[++i];
-        else if (strcmp(argv[i], "--set") == 0 && i + 1 < argc && set_count < 64) sets[set_count++] = argv[++i];
+        else if (strcmp(argv[i], "--set") == 0 && i + 1 < argc && set_count < 64)
+            sets[set_count++] = argv[++i];
         else if (strcmp(argv[i], "--csv") == 0 && i + 1 < argc) csv = argv[++i];
         else if (strcmp(argv[i], "--trainers") == 0 && i + 1 < argc) folder = argv[++i];
         else if (argv[i][0] == '-') ok = error_set(&err, "unknown flag %s", argv[i]);

@@ -1,6 +1,7 @@
-// step.h: the time of one training step of a layout on a described cluster: a light simulation. Each stage walks the
-// list that llmc/pipeline.h gives it, with costs from dev/scale/layer.h. Messages take their time. At the end gradients
-// are summed and weights updated. All tensor and data ranks of a stage do the same at one time.
+// step.h: the time of one training step of a layout on a described cluster: a light simulation.
+// Each stage walks the list that llmc/pipeline.h gives it, with costs from dev/scale/layer.h.
+// Messages take their time. At the end gradients are summed and weights updated. All tensor and
+// data ranks of a stage do the same at one time.
 //
 // defines: StepLayout, StepTime, step_check, step_bound, step_simulate
 #ifndef DEV_SCALE_STEP_H
@@ -14,12 +15,13 @@ typedef struct {
     size_t global_batch, micro_batch, t, p, d, v;
     LayerRecompute recompute;
     bool sequence_parallel, scatter_gather;
-    bool short_ends;  // the embedding and the head each count as a layer when layers are dealt to stages
+    bool short_ends;  // the embedding and the head each count as a layer when layers are dealt to
+                      // stages
     Schedule schedule;
     size_t max_in_flight;  // of zb-auto
     bool zero;        // the optimizer's state is sharded over the data ranks
     char order[4];    // of the axes in the rank's number, fastest first; "" is "tdp"
-    size_t KV;        // key heads of a model like Llama, without biases and positions; 0: GPT-2's block
+    size_t KV;  // key heads of a model like Llama, without biases and positions; 0: GPT-2's block
     size_t F;         // hidden units of its MLP; 0: 4 C
     bool gate, tied;  // its MLP has a gate; its head is the embedding, as GPT-2's is
     size_t shard;     // FSDP: 2 shards gradients and optimizer, 3 the weights as well; 0: no FSDP
@@ -41,8 +43,10 @@ static inline bool step_split(const StepLayout *r) {
     return r->schedule == SCHEDULE_ZB_H1 || r->schedule == SCHEDULE_ZB_AUTO;
 }
 
-// Returns the placement of the group of `count` ranks first, first + stride, ...: a group of a grid.
-static inline Placement placement_stride(const Cluster *c, size_t first, size_t stride, size_t count, size_t world) {
+// Returns the placement of the group of `count` ranks first, first + stride, ...: a group of a
+// grid.
+static inline Placement placement_stride(const Cluster *c, size_t first, size_t stride,
+                                         size_t count, size_t world) {
     size_t *ranks = (size_t *)host_alloc(count, sizeof *ranks);
     for (size_t i = 0; i < count; i++) ranks[i] = first + i * stride;
     Placement place = placement_ranks(c, ranks, count, world);
@@ -50,22 +54,29 @@ static inline Placement placement_stride(const Cluster *c, size_t first, size_t 
     return place;
 }
 
-// The layout's grid, at the first stage of the data rank for which the job waits, as in the trainer's simulation.
+// The layout's grid, at the first stage of the data rank for which the job waits, as in the
+// trainer's simulation.
 static inline Grid step_grid(const Cluster *c, const StepLayout *r) {
     Grid g = {0, 0, r->t, r->d, r->p, 0, 0, 0, ""};
     Error err;
-    if (!grid_make(&g, r->ranks, 0, r->order[0] ? r->order : "tdp", &err)) abort();  // checked before
+    if (!grid_make(&g, r->ranks, 0, r->order[0] ? r->order : "tdp", &err))
+        abort();  // checked before
     grid_place(&g, (size_t)grid_rank_at(&g, 0, grid_worst_data_rank(&g, c), 0));
     return g;
 }
 
 // The placement of one group of that rank's at a stage: 't' tensor, 'd' data, 'e' the two ends.
 static inline Placement step_group(const Cluster *c, const Grid *g, size_t stage, char group) {
-    size_t d = group == 'd' ? 0 : g->d_rank, first = (size_t)grid_rank_at(g, 0, d, group == 'e' ? 0 : stage);
+    size_t d = group == 'd' ? 0 : g->d_rank,
+           first = (size_t)grid_rank_at(g, 0, d, group == 'e' ? 0 : stage);
     size_t next = (size_t)(group == 't'   ? grid_rank_at(g, g->t > 1, d, stage)
                            : group == 'd' ? grid_rank_at(g, 0, g->d > 1, stage)
                                           : grid_rank_at(g, 0, d, g->p - 1));
-    Placement place = placement_stride(c, first, next - first, group == 't' ? g->t : group == 'd' ? g->d : 2, g->world);
+    Placement place = placement_stride(c, first, next - first,
+                                       group == 't'   ? g->t
+                                       : group == 'd' ? g->d
+                                                      : 2,
+                                       g->world);
     if (group == 'e') place = placement_among(place, g->t * g->d);
     place.alone = group == 't';
     return place;
@@ -73,15 +84,18 @@ static inline Placement step_group(const Cluster *c, const Grid *g, size_t stage
 
 static inline bool step_check(const StepLayout *r, Error *err) {
     size_t units = r->layers + (r->short_ends ? 2 : 0);
-    if (r->t * r->p * r->d != r->ranks) return error_set(err, "t * p * d is not the number of ranks");
+    if (r->t * r->p * r->d != r->ranks)
+        return error_set(err, "t * p * d is not the number of ranks");
     if (r->NH % r->t || r->C % r->NH || r->vocabulary % r->t || r->KV % r->t)
         return error_set(err, "t does not divide the model");
-    if (r->global_batch % (r->micro_batch * r->d)) return error_set(err, "the batch does not divide");
+    if (r->global_batch % (r->micro_batch * r->d))
+        return error_set(err, "the batch does not divide");
     if (r->short_ends && units % (r->p * r->v))
         return error_set(err, "the layers do not divide into %zu chunks", r->p * r->v);
     if (r->stages[0] && (r->short_ends || !stage_list_is(r->stages, r->layers, r->p, r->v)))
-        return error_set(err, "the stages' layers '%s' are not those of %zu stages and %zu layers", r->stages, r->p,
-                         r->layers);
+        return error_set(err,
+                         "the stages' layers '%s' are not those of %zu stages and %zu layers",
+                         r->stages, r->p, r->layers);
     if (units < r->p * r->v) return error_set(err, "there are fewer layers than chunks");
     size_t m = r->global_batch / (r->micro_batch * r->d);
     if (r->shard && r->t * r->p > 1) return error_set(err, "FSDP has data ranks only");
@@ -90,7 +104,8 @@ static inline bool step_check(const StepLayout *r, Error *err) {
 
 static inline size_t step_chunk_layers(const StepLayout *r, size_t chunk) {
     size_t chunks = r->p * r->v;
-    if (!r->short_ends) return chunk_layers(r->layers, r->stages[0] ? r->stages : NULL, r->p, r->v, chunk);
+    if (!r->short_ends)
+        return chunk_layers(r->layers, r->stages[0] ? r->stages : NULL, r->p, r->v, chunk);
     return (r->layers + 2) / chunks - (chunk == 0) - (chunk == chunks - 1);
 }
 
@@ -118,21 +133,25 @@ typedef struct {
     ChunkCost layer, embedding, head;
 } StepPieces;
 
-// Pieces that were asked for before, by a hash of their keys. A search asks for the same ones again and again.
+// Pieces that were asked for before, by a hash of their keys. A search asks for the same ones
+// again and again.
 typedef struct {
     StepPieces *piece;  // [size]
     size_t size;
 } StepMemo;
 
-// Under FSDP a shard adds up the gradients of micro-batches, not the layer. In halves, the sum of an input's gradient
-// has no weight gradient beside it, and both recompute. Gradients of the embedding and the head belong to the input's.
-static inline void step_make_pieces(const Cluster *c, const StepLayout *r, Placement tensor, StepPieces *x) {
+// Under FSDP a shard adds up the gradients of micro-batches, not the layer. In halves, the sum of
+// an input's gradient has no weight gradient beside it, and both recompute. Gradients of the
+// embedding and the head belong to the input's.
+static inline void step_make_pieces(const Cluster *c, const StepLayout *r, Placement tensor,
+                                    StepPieces *x) {
     Cluster alone = *c;
     OpList o, recomputed, weights;
     bool split = step_split(r);
     if (split) alone.tensor_overlap = false;
-    LayerShape s = {r->micro_batch, r->T, r->C, r->NH, r->t, r->vocabulary, r->sequence_parallel, false, r->recompute,
-                    tensor, r->KV, r->F, r->gate};
+    LayerShape s = {
+        r->micro_batch, r->T,         r->C,   r->NH, r->t, r->vocabulary, r->sequence_parallel,
+        false,          r->recompute, tensor, r->KV, r->F, r->gate};
     for (int kind = STEP_FORWARD; kind <= STEP_BACKWARD; kind++)
         for (int later = 0; later < 2; later++) {
             s.add = later && !r->shard;
@@ -145,8 +164,11 @@ static inline void step_make_pieces(const Cluster *c, const StepLayout *r, Place
             }
             step_add(&x->layer, kind, later, &o, 1);
             double again = kind == STEP_BACKWARD && r->recompute >= LAYER_WHOLE;
-            double host = c->host_layer * (kind == STEP_FORWARD ? 1 : 2 + again) / 3 - x->layer.seconds[kind][later];
-            if (host > 0) x->layer.seconds[kind][later] += host, x->layer.groups[kind][later][TIME_HOST] += host;
+            double host = c->host_layer * (kind == STEP_FORWARD ? 1 : 2 + again) / 3 -
+                          x->layer.seconds[kind][later];
+            if (host > 0)
+                x->layer.seconds[kind][later] += host,
+                    x->layer.groups[kind][later][TIME_HOST] += host;
             s.add = later;
             embedding_operations(&o, c, &s, kind == STEP_BACKWARD);
             step_add(&x->embedding, kind, later, &o, 1);
@@ -156,10 +178,27 @@ static inline void step_make_pieces(const Cluster *c, const StepLayout *r, Place
 }
 
 // Returns the pieces of a layout whose tensor group sits there.
-static inline const StepPieces *step_pieces(const Cluster *c, const StepLayout *r, Placement q, StepMemo *memo) {
-    const size_t key[STEP_KEY] = {r->micro_batch, r->T, r->C, r->NH, r->t, r->vocabulary, r->sequence_parallel,
-                                  r->recompute, step_split(r), q.nodes, q.per_node, q.sharing, q.islands, q.crossing,
-                                  r->shard, r->KV, r->F, r->gate, q.network};
+static inline const StepPieces *step_pieces(const Cluster *c, const StepLayout *r, Placement q,
+                                            StepMemo *memo) {
+    const size_t key[STEP_KEY] = {r->micro_batch,
+                                  r->T,
+                                  r->C,
+                                  r->NH,
+                                  r->t,
+                                  r->vocabulary,
+                                  r->sequence_parallel,
+                                  r->recompute,
+                                  step_split(r),
+                                  q.nodes,
+                                  q.per_node,
+                                  q.sharing,
+                                  q.islands,
+                                  q.crossing,
+                                  r->shard,
+                                  r->KV,
+                                  r->F,
+                                  r->gate,
+                                  q.network};
     size_t hash = 0;
     for (int i = 0; i < STEP_KEY; i++) hash = (hash ^ key[i]) * 0x9e3779b97f4a7c15u;
     StepPieces *x = &memo->piece[(hash >> 32) % memo->size];
@@ -176,12 +215,13 @@ static inline void step_add_cost(ChunkCost *sum, const ChunkCost *x, double time
     for (int kind = 0; kind < 3; kind++)
         for (int later = 0; later < 2; later++) {
             sum->seconds[kind][later] += times * x->seconds[kind][later];
-            for (int g = 0; g < TIME_PARTS; g++) sum->groups[kind][later][g] += times * x->groups[kind][later][g];
+            for (int g = 0; g < TIME_PARTS; g++)
+                sum->groups[kind][later][g] += times * x->groups[kind][later][g];
         }
 }
 
-static inline ChunkCost step_chunk_cost(const Cluster *c, const StepLayout *r, const Grid *g, size_t chunk,
-                                        StepMemo *memo) {
+static inline ChunkCost step_chunk_cost(const Cluster *c, const StepLayout *r, const Grid *g,
+                                        size_t chunk, StepMemo *memo) {
     ChunkCost cost;
     memset(&cost, 0, sizeof cost);
     const StepPieces *x = step_pieces(c, r, step_group(c, g, chunk % r->p, 't'), memo);
@@ -193,15 +233,18 @@ static inline ChunkCost step_chunk_cost(const Cluster *c, const StepLayout *r, c
 
 // Parameters of a layer's matrices, in units of C^2: 12 in GPT-2.
 static inline double step_matrices(const StepLayout *r) {
-    double heads = r->KV ? (double)r->KV / (double)r->NH : 1, hidden = r->F ? (double)r->F / (double)r->C : 4;
+    double heads = r->KV ? (double)r->KV / (double)r->NH : 1,
+           hidden = r->F ? (double)r->F / (double)r->C : 4;
     return 2 + 2 * heads + (2 + r->gate) * hidden;
 }
 
-// Parameters that a rank of the stage holds: matrices and vectors of its layers, the embeddings at both ends.
+// Parameters that a rank of the stage holds: matrices and vectors of its layers, the embeddings
+// at both ends.
 static inline double step_parameters(const StepLayout *r, size_t stage) {
     double C = (double)r->C, t = (double)r->t, sum = 0, matrices = step_matrices(r);
     for (size_t chunk = 0; chunk < r->v; chunk++)
-        sum += (double)step_chunk_layers(r, chunk * r->p + stage) * (matrices * C * C / t + 7 * C / t + 6 * C);
+        sum += (double)step_chunk_layers(r, chunk * r->p + stage) *
+               (matrices * C * C / t + 7 * C / t + 6 * C);
     if (stage == 0 && !r->KV) sum += (double)r->T * C;
     if (stage == 0 || stage == r->p - 1) sum += (double)r->vocabulary * C / t;
     return sum;
@@ -213,12 +256,12 @@ typedef struct {
     Grid grid;
     size_t m;
     PipelineLists lists;
-    double *arrival;           // [2][p v][m] when the input of a chunk is at its stage; < 0: not yet
+    double *arrival;  // [2][p v][m] when the input of a chunk is at its stage; < 0: not yet
     double *free_at;           // [p] when the stage's compute stream is free
     double (*parts)[TIME_PARTS];  // [p]
     ChunkCost *costs;          // [p v]
     double *send;              // [p] s of a message between stage s and s + 1, modulo p
-    double *sent;              // [2][p] when the last message forward and backward between them has arrived
+    double *sent;  // [2][p] when the last message forward and backward between them has arrived
     double gather;             // s of the all-gather that ends scatter/gather
 } StepMachine;
 
@@ -229,9 +272,12 @@ static inline double *step_arrival(StepMachine *x, StepKind kind, size_t chunk, 
 // Runs the next step of a stage if its input has arrived.
 static inline bool step_run(StepMachine *x, size_t stage, PipelineStep step) {
     const StepLayout *r = x->r;
-    size_t chunks = r->p * r->v, chunk = (size_t)step.chunk * r->p + stage, micro = (size_t)step.micro;
-    bool forward = step.kind == STEP_FORWARD, alone = step.kind == STEP_WEIGHT, overlap = x->c->pipeline_overlap;
-    bool first = alone || chunk == (forward ? 0 : chunks - 1), last = alone || chunk == (forward ? chunks - 1 : 0);
+    size_t chunks = r->p * r->v, chunk = (size_t)step.chunk * r->p + stage,
+           micro = (size_t)step.micro;
+    bool forward = step.kind == STEP_FORWARD, alone = step.kind == STEP_WEIGHT,
+         overlap = x->c->pipeline_overlap;
+    bool first = alone || chunk == (forward ? 0 : chunks - 1),
+         last = alone || chunk == (forward ? chunks - 1 : 0);
     double arrived = first ? 0 : *step_arrival(x, step.kind, chunk, micro);
     double now = x->free_at[stage], *parts = x->parts[stage];
     if (arrived < 0) return false;
@@ -268,19 +314,22 @@ static inline void step_walk(StepMachine *x) {
     free(next);
 }
 
-// Stores the seconds of a stage's sums over data ranks, of gathering its weights with zero, and of its update.
-static inline void step_data(const Cluster *c, const StepLayout *r, const Grid *g, size_t stage, double *sum,
-                             double *gather, double *update) {
+// Stores the seconds of a stage's sums over data ranks, of gathering its weights with zero, and
+// of its update.
+static inline void step_data(const Cluster *c, const StepLayout *r, const Grid *g, size_t stage,
+                             double *sum, double *gather, double *update) {
     double parameters = step_parameters(r, stage), bytes = c->gradient_bytes * parameters;
     Placement data = step_group(c, g, stage, 'd');
-    *sum = cost_collective(c, r->zero ? COLLECTIVE_REDUCE_SCATTER : COLLECTIVE_ALL_REDUCE, bytes, data);
+    *sum = cost_collective(c, r->zero ? COLLECTIVE_REDUCE_SCATTER : COLLECTIVE_ALL_REDUCE, bytes,
+                           data);
     *gather = r->zero ? cost_collective(c, COLLECTIVE_ALL_GATHER, 2 * parameters, data) : 0;
     double owned = parameters / (double)(r->zero || r->shard ? r->d : 1);
     *update = cost_memory(c, c->optimizer_efficiency, c->optimizer_bytes * owned);
 }
 
-// Sums over data ranks, over the two uses of the embedding, and the update. All stages wait for the gradient norm. With
-// overlap the sums hide behind a chunk's last backward, and the gathering of weights behind its next first forward.
+// Sums over data ranks, over the two uses of the embedding, and the update. All stages wait for
+// the gradient norm. With overlap the sums hide behind a chunk's last backward, and the gathering
+// of weights behind its next first forward.
 static inline double step_end(StepMachine *x) {
     const Cluster *c = x->c;
     const StepLayout *r = x->r;
@@ -303,7 +352,8 @@ static inline double step_end(StepMachine *x) {
     if (r->p > 1 && (!r->KV || r->tied)) {
         Placement ends = step_group(c, &x->grid, 0, 'e');
         tied = cost_collective(c, COLLECTIVE_ALL_REDUCE,
-                               c->gradient_bytes * (double)(r->vocabulary * r->C) / (double)r->t, ends);
+                               c->gradient_bytes * (double)(r->vocabulary * r->C) / (double)r->t,
+                               ends);
         double both = fmax(x->free_at[0], x->free_at[r->p - 1]) + tied;
         x->parts[0][TIME_DATA] += tied;
         x->parts[r->p - 1][TIME_DATA] += tied;
@@ -316,14 +366,15 @@ static inline double step_end(StepMachine *x) {
     return end + update + c->host_step;
 }
 
-static inline ChunkCost *step_chunk_costs(const Cluster *c, const StepLayout *r, const Grid *g, StepMemo *memo) {
+static inline ChunkCost *step_chunk_costs(const Cluster *c, const StepLayout *r, const Grid *g,
+                                          StepMemo *memo) {
     ChunkCost *costs = (ChunkCost *)host_alloc(r->p * r->v, sizeof *costs);
     for (size_t i = 0; i < r->p * r->v; i++) costs[i] = step_chunk_cost(c, r, g, i, memo);
     return costs;
 }
 
-// Returns a lower bound of the step: the work of the busiest stage, after one forward of each stage in front of it. Far
-// cheaper than simulating.
+// Returns a lower bound of the step: the work of the busiest stage, after one forward of each
+// stage in front of it. Far cheaper than simulating.
 static inline double step_bound(const Cluster *c, const StepLayout *r, StepMemo *memo) {
     double m = (double)(r->global_batch / (r->micro_batch * r->d)), most = 0, before = 0;
     Grid g = step_grid(c, r);
@@ -331,7 +382,8 @@ static inline double step_bound(const Cluster *c, const StepLayout *r, StepMemo 
         double busy = before, sum, gather, update;
         const StepPieces *x = step_pieces(c, r, step_group(c, &g, s, 't'), memo);
         for (size_t i = s; i < r->p * r->v; i += r->p) {
-            double layers = (double)step_chunk_layers(r, i), first = i == 0, last = i == r->p * r->v - 1;
+            double layers = (double)step_chunk_layers(r, i), first = i == 0,
+                   last = i == r->p * r->v - 1;
             for (int kind = 0; kind < 3; kind++)
                 for (int later = 0; later < 2; later++)
                     busy += (later ? m - 1 : 1) * (layers * x->layer.seconds[kind][later] +
@@ -355,15 +407,17 @@ static inline double step_message(const StepLayout *r) {
 // Returns the seconds of such a message of a stage. The ranks beside the sender send as far.
 static inline double step_send(const Cluster *c, const StepLayout *r, const Grid *g, size_t stage) {
     size_t from = (size_t)grid_rank_at(g, 0, g->d_rank, stage),
-           to = (size_t)grid_rank_at(g, 0, g->d_rank, (stage + 1) % r->p), between = from < to ? to - from : from - to;
+           to = (size_t)grid_rank_at(g, 0, g->d_rank, (stage + 1) % r->p),
+           between = from < to ? to - from : from - to;
     if (between > r->ranks - between) between = r->ranks - between;
     return cost_send(c, step_message(r), from, to, between);
 }
 
-// FSDP: a rank keeps 1/d of each layer. The next layer's weights are gathered beside a layer, in forward and, with
-// r->shard 3, again in backward; behind a layer's backward its gradients are reduced and scattered. One communicator
-// carries these in the order of their calls, and a gather is called for before the scatter of the layer before it.
-// Embeddings and the last layernorm are gathered once a step, and reduced at its end.
+// FSDP: a rank keeps 1/d of each layer. The next layer's weights are gathered beside a layer, in
+// forward and, with r->shard 3, again in backward; behind a layer's backward its gradients are
+// reduced and scattered. One communicator carries these in the order of their calls, and a gather
+// is called for before the scatter of the layer before it. Embeddings and the last layernorm are
+// gathered once a step, and reduced at its end.
 static inline void step_sharded(const Cluster *c, const StepLayout *r, size_t m, StepTime *out) {
     Grid g = step_grid(c, r);
     StepPieces pieces[1];
@@ -375,7 +429,8 @@ static inline void step_sharded(const Cluster *c, const StepLayout *r, size_t m,
     double layer = (all - ends) / (double)r->layers;
     double gather = cost_collective(c, COLLECTIVE_ALL_GATHER, 2 * layer, data);
     double scatter = cost_collective(c, COLLECTIVE_REDUCE_SCATTER, c->gradient_bytes * layer, data);
-    double added = cost_memory(c, c->elementwise_efficiency, c->accumulate_bytes * layer / (double)r->d);
+    double added =
+        cost_memory(c, c->elementwise_efficiency, c->accumulate_bytes * layer / (double)r->d);
     double now = cost_collective(c, COLLECTIVE_ALL_GATHER, 2 * ends, data), network = now + gather;
     double *part = out->parts, next;
     memset(out, 0, sizeof *out);
@@ -384,7 +439,8 @@ static inline void step_sharded(const Cluster *c, const StepLayout *r, size_t m,
         for (int kind = STEP_FORWARD; kind <= STEP_BACKWARD; kind++) {
             int later = i > 0;
             bool forward = kind == STEP_FORWARD, gathers = forward || r->shard == 3;
-            if (gathers && !(forward && i == 0)) network = fmax(network, now) + gather;  // of this way's first layer
+            if (gathers && !(forward && i == 0))
+                network = fmax(network, now) + gather;  // of this way's first layer
             double ready = network;
             for (int n = 0; n < TIME_PARTS; n++)
                 part[n] += x->embedding.groups[kind][later][n] + x->head.groups[kind][later][n];
@@ -392,7 +448,8 @@ static inline void step_sharded(const Cluster *c, const StepLayout *r, size_t m,
             for (size_t l = 0; l < r->layers; l++) {
                 if (gathers && ready > now) part[TIME_DATA] += ready - now, now = ready;
                 double busy = fmax(0, network - now);  // scatters of layers before
-                if (gathers && l + 1 < r->layers) network = fmax(network, now) + gather, busy += gather;
+                if (gathers && l + 1 < r->layers)
+                    network = fmax(network, now) + gather, busy += gather;
                 next = network;
                 double slow = fmin(busy, x->layer.seconds[kind][later]) * (c->overlap_slowdown - 1);
                 for (int n = 0; n < TIME_PARTS; n++) part[n] += x->layer.groups[kind][later][n];
@@ -402,9 +459,11 @@ static inline void step_sharded(const Cluster *c, const StepLayout *r, size_t m,
                 ready = next;
             }
         }
-    network = fmax(network, now) + cost_collective(c, COLLECTIVE_REDUCE_SCATTER, c->gradient_bytes * ends, data);
+    network = fmax(network, now) +
+              cost_collective(c, COLLECTIVE_REDUCE_SCATTER, c->gradient_bytes * ends, data);
     part[TIME_DATA] += network - now;
-    part[TIME_OPTIMIZER] = cost_memory(c, c->optimizer_efficiency, c->optimizer_bytes * all / (double)r->d);
+    part[TIME_OPTIMIZER] =
+        cost_memory(c, c->optimizer_efficiency, c->optimizer_bytes * all / (double)r->d);
     part[TIME_HOST] += c->host_step;
     for (int n = 0; n < TIME_PARTS; n++) out->seconds += part[n];
 }
@@ -436,7 +495,8 @@ static inline bool step_simulate(const Cluster *c, const StepLayout *r, StepTime
 
     double message = step_message(r);
     if (r->scatter_gather && r->t > 1 && !r->sequence_parallel)
-        x.gather = cost_collective(c, COLLECTIVE_ALL_GATHER, message * (double)r->t, step_group(c, &x.grid, 0, 't'));
+        x.gather = cost_collective(c, COLLECTIVE_ALL_GATHER, message * (double)r->t,
+                                   step_group(c, &x.grid, 0, 't'));
     for (size_t s = 0; s < r->p; s++) x.send[s] = step_send(c, r, &x.grid, s);
     step_walk(&x);
     out->seconds = step_end(&x);

@@ -1,5 +1,6 @@
-// study.c: simulates the trade-offs of PTD-P (Narayanan et al. 2021), section 5. Draws figures 11 to 18, with lines for
-// the model of step.h and dots for published runs. Also shows how far the number of GPUs can grow at a constant batch.
+// study.c: simulates the trade-offs of PTD-P (Narayanan et al. 2021), section 5. Draws figures 11
+// to 18, with lines for the model of step.h and dots for published runs. Also shows how far the
+// number of GPUs can grow at a constant batch.
 //
 //   study ROWS.csv FOLDER          draws FOLDER/study-*.svg
 //   study --table ROWS.csv         prints dev/scale/README.md's table of figures and of growth
@@ -27,7 +28,7 @@ typedef struct {
     size_t count;
 } Chart;
 
-// ---- values -----------------------------------------------------------------------------------------------------
+// ---- values ----------------------------------------------------------------------------
 
 // TFLOP/s of a GPU, by the formula of PTD-P's section 3.5, which counts a full recomputation.
 static double teraflops(const StepLayout *r, double seconds) {
@@ -37,7 +38,9 @@ static double teraflops(const StepLayout *r, double seconds) {
     return flops / seconds / (double)r->ranks / 1e12;
 }
 
-static double sequences(const StepLayout *r, double seconds) { return (double)r->global_batch / seconds; }
+static double sequences(const StepLayout *r, double seconds) {
+    return (double)r->global_batch / seconds;
+}
 
 typedef double (*Value)(const StepLayout *r, double seconds);
 
@@ -55,7 +58,8 @@ static void add_point(Series *s, double x, double ours, double published) {
     s->points[s->count++] = point;
 }
 
-__attribute__((format(printf, 2, 3))) static Series *add_series(Chart *chart, const char *format, ...) {
+__attribute__((format(printf, 2, 3))) static Series *add_series(Chart *chart, const char *format,
+                                                                ...) {
     Series *s = &chart->series[chart->count++];
     va_list args;
     va_start(args, format);
@@ -64,7 +68,7 @@ __attribute__((format(printf, 2, 3))) static Series *add_series(Chart *chart, co
     return s;
 }
 
-// ---- drawing ----------------------------------------------------------------------------------------------------
+// ---- drawing ---------------------------------------------------------------------------
 
 static double chart_x(const Chart *chart, double x) { return chart->logarithmic ? log2(x) : x; }
 
@@ -80,13 +84,15 @@ static void draw(const Chart *chart, FILE *out) {
         }
     if (high <= low) high = low + 1;
     double step = svg_axis_step(most, 5), range = step * ceil(most / step);
-    svg_begin(out, left + width + 24, top + height + 54 + legend * (double)chart->count, chart->title);
+    svg_begin(out, left + width + 24, top + height + 54 + legend * (double)chart->count,
+              chart->title);
     svg_text(out, left, 20, 14, 700, "start", SVG_INK, "%s", chart->title);
 #define AT_X(x) (left + width * (chart_x(chart, x) - low) / (high - low))
 #define AT_Y(y) (top + height * (1 - (y) / range))
     for (double y = 0; y <= range * 1.0001; y += step) {
         svg_line(out, left, AT_Y(y), left + width, AT_Y(y), SVG_GRID, 1);
-        svg_text(out, left - 8, AT_Y(y) + 4, 11, 400, "end", SVG_MUTED, "%.*f", svg_axis_digits(step), y);
+        svg_text(out, left - 8, AT_Y(y) + 4, 11, 400, "end", SVG_MUTED, "%.*f",
+                 svg_axis_digits(step), y);
     }
     double last = -1e9;
     for (size_t i = 0; i < chart->count; i++)
@@ -94,27 +100,33 @@ static void draw(const Chart *chart, FILE *out) {
             double x = chart->series[i].points[k].x;
             bool fresh = true;
             for (size_t j = 0; j < i; j++)
-                for (size_t n = 0; n < chart->series[j].count; n++) fresh = fresh && chart->series[j].points[n].x != x;
+                for (size_t n = 0; n < chart->series[j].count; n++)
+                    fresh = fresh && chart->series[j].points[n].x != x;
             if (!fresh || (i == 0 && AT_X(x) - last < 26)) continue;
             if (i == 0) last = AT_X(x);
             svg_text(out, AT_X(x), top + height + 16, 11, 400, "middle", SVG_MUTED, "%g", x);
         }
-    svg_text(out, left + width / 2, top + height + 34, 11, 400, "middle", SVG_INK, "%s", chart->x_label);
+    svg_text(out, left + width / 2, top + height + 34, 11, 400, "middle", SVG_INK, "%s",
+             chart->x_label);
     svg_text(out, left, top - 8, 11, 400, "start", SVG_INK, "%s", chart->y_label);
     for (size_t i = 0; i < chart->count; i++) {
         const Series *s = &chart->series[i];
         bool dots = false;
         for (size_t k = 0; k < s->count; k++) {
             const StudyPoint *p = &s->points[k];
-            if (k) svg_line(out, AT_X(p[-1].x), AT_Y(p[-1].ours), AT_X(p->x), AT_Y(p->ours), colors[i], 2);
+            if (k)
+                svg_line(out, AT_X(p[-1].x), AT_Y(p[-1].ours), AT_X(p->x), AT_Y(p->ours),
+                         colors[i], 2);
             if (p->published <= 0) continue;
             dots = true;
-            fprintf(out, "<circle cx=\"%.2f\" cy=\"%.2f\" r=\"4\" fill=\"%s\"/>\n", AT_X(p->x), AT_Y(p->published),
-                    colors[i]);
+            fprintf(out, "<circle cx=\"%.2f\" cy=\"%.2f\" r=\"4\" fill=\"%s\"/>\n", AT_X(p->x),
+                    AT_Y(p->published), colors[i]);
         }
         double y = top + height + 52 + legend * (double)i;
         svg_line(out, left, y - 4, left + 24, y - 4, colors[i], 2);
-        if (dots) fprintf(out, "<circle cx=\"%.2f\" cy=\"%.2f\" r=\"4\" fill=\"%s\"/>\n", left + 12, y - 4, colors[i]);
+        if (dots)
+            fprintf(out, "<circle cx=\"%.2f\" cy=\"%.2f\" r=\"4\" fill=\"%s\"/>\n", left + 12,
+                    y - 4, colors[i]);
         svg_text(out, left + 32, y, 11, 400, "start", SVG_INK, "%s%s", s->name,
                  dots ? " (dots: Narayanan et al. 2021)" : "");
     }
@@ -123,7 +135,7 @@ static void draw(const Chart *chart, FILE *out) {
     svg_end(out);
 }
 
-// ---- the figures ------------------------------------------------------------------------------------------------
+// ---- the figures -----------------------------------------------------------------------
 
 typedef struct {
     const Cluster *selene, *a100, *h100;
@@ -132,21 +144,22 @@ typedef struct {
 } Study;
 
 // One line for all rows whose id is prefix, anything, suffix. x: a member of the layout.
-static void from_rows(const Study *s, Series *series, const char *prefix, const char *suffix, size_t member,
-                      Value value) {
+static void from_rows(const Study *s, Series *series, const char *prefix, const char *suffix,
+                      size_t member, Value value) {
     for (size_t i = 0; i < s->count; i++) {
         const Row *row = &s->rows[i];
         if (row->bad) continue;
         size_t n = strlen(row->id), tail = strlen(suffix);
-        if (strncmp(row->id, prefix, strlen(prefix)) != 0 || n < tail || strcmp(row->id + n - tail, suffix) != 0)
+        if (strncmp(row->id, prefix, strlen(prefix)) != 0 || n < tail ||
+            strcmp(row->id + n - tail, suffix) != 0)
             continue;
         double x = (double)*(const size_t *)((const char *)&row->run + member);
         add_point(series, x, simulate(s->selene, &row->run, value), value(&row->run, row->seconds));
     }
 }
 
-static StepLayout layout_of(size_t layers, size_t C, size_t NH, size_t batch, size_t micro, size_t t, size_t p,
-                            size_t d) {
+static StepLayout layout_of(size_t layers, size_t C, size_t NH, size_t batch, size_t micro,
+                            size_t t, size_t p, size_t d) {
     StepLayout r;
     memset(&r, 0, sizeof r);
     r.ranks = t * p * d, r.layers = layers, r.C = C, r.NH = NH, r.T = 2048, r.vocabulary = 51200;
@@ -167,10 +180,11 @@ static Chart figure(const Study *s, int number) {
         from_rows(s, add_series(&c, "batch 8"), "ptd-f11-", "-B8", MEMBER(p), teraflops);
         from_rows(s, add_series(&c, "batch 128"), "ptd-f11-", "-B128", MEMBER(p), teraflops);
     } else if (number == 12) {
-        c.file = "study-12", c.title = "PTD-P, figure 12: interleaving, 175B on 96 GPUs", c.x_label = "batch",
-        c.logarithmic = false;
+        c.file = "study-12", c.title = "PTD-P, figure 12: interleaving, 175B on 96 GPUs",
+        c.x_label = "batch", c.logarithmic = false;
         from_rows(s, add_series(&c, "1F1B"), "ptd-f12-v1", "", MEMBER(global_batch), teraflops);
-        from_rows(s, add_series(&c, "interleaved"), "ptd-f12-v4", "", MEMBER(global_batch), teraflops);
+        from_rows(s, add_series(&c, "interleaved"), "ptd-f12-v4", "", MEMBER(global_batch),
+                  teraflops);
     } else if (number == 13) {
         c.file = "study-13", c.title = "PTD-P, figure 13: tensor against pipeline, 162B on 64 GPUs",
         c.x_label = "t (p = 64 / t)";
@@ -197,24 +211,32 @@ static Chart figure(const Study *s, int number) {
             }
         }
     } else if (number == 16) {
-        c.file = "study-16", c.title = "PTD-P, figure 16: micro-batch, 91B on 64 GPUs", c.x_label = "micro-batch";
-        from_rows(s, add_series(&c, "batch 128"), "ptd-f16-", "-B128", MEMBER(micro_batch), teraflops);
-        from_rows(s, add_series(&c, "batch 512"), "ptd-f16-", "-B512", MEMBER(micro_batch), teraflops);
+        c.file = "study-16", c.title = "PTD-P, figure 16: micro-batch, 91B on 64 GPUs",
+        c.x_label = "micro-batch";
+        from_rows(s, add_series(&c, "batch 128"), "ptd-f16-", "-B128", MEMBER(micro_batch),
+                  teraflops);
+        from_rows(s, add_series(&c, "batch 512"), "ptd-f16-", "-B512", MEMBER(micro_batch),
+                  teraflops);
     } else if (number == 17) {
-        c.file = "study-17", c.title = "PTD-P, figure 17: recomputation, 145B on 128 GPUs", c.x_label = "batch";
+        c.file = "study-17", c.title = "PTD-P, figure 17: recomputation, 145B on 128 GPUs",
+        c.x_label = "batch";
         c.y_label = "sequences a second";
-        from_rows(s, add_series(&c, "recomputed"), "ptd-f17-rec", "", MEMBER(global_batch), sequences);
+        from_rows(s, add_series(&c, "recomputed"), "ptd-f17-rec", "", MEMBER(global_batch),
+                  sequences);
         from_rows(s, add_series(&c, "kept"), "ptd-f17-norec", "", MEMBER(global_batch), sequences);
     } else if (number == 18) {
-        c.file = "study-18", c.title = "PTD-P, figure 18: scatter/gather, 175B on 96 GPUs", c.x_label = "batch",
-        c.logarithmic = false;
-        from_rows(s, add_series(&c, "a tensor rank sends all"), "ptd-f18-nosg", "", MEMBER(global_batch), teraflops);
-        from_rows(s, add_series(&c, "a tensor rank sends 1/t"), "ptd-f12-v4", "", MEMBER(global_batch), teraflops);
+        c.file = "study-18", c.title = "PTD-P, figure 18: scatter/gather, 175B on 96 GPUs",
+        c.x_label = "batch", c.logarithmic = false;
+        from_rows(s, add_series(&c, "a tensor rank sends all"), "ptd-f18-nosg", "",
+                  MEMBER(global_batch), teraflops);
+        from_rows(s, add_series(&c, "a tensor rank sends 1/t"), "ptd-f12-v4", "",
+                  MEMBER(global_batch), teraflops);
     }
     return c;
 }
 
-// 175B, batch 1536, t = 8 and p = 8: tokens/s of a GPU as the data ranks grow, on the trainers' own software.
+// 175B, batch 1536, t = 8 and p = 8: tokens/s of a GPU as the data ranks grow, on the trainers'
+// own software.
 static StepLayout grown(size_t d) {
     StepLayout r = layout_of(96, 12288, 96, 1536, 1, 8, 8, d);
     size_t m = 1536 / d;
@@ -230,7 +252,8 @@ static double tokens_each(const StepLayout *r, double seconds) {
 static Chart growth(const Study *s) {
     Chart c;
     memset(&c, 0, sizeof c);
-    c.file = "study-growth", c.title = "175B, batch 1536, t = p = 8: more data ranks", c.x_label = "GPUs";
+    c.file = "study-growth", c.title = "175B, batch 1536, t = p = 8: more data ranks",
+    c.x_label = "GPUs";
     c.y_label = "tokens/s of a GPU", c.logarithmic = true;
     const Cluster *clusters[] = {s->a100, s->h100};
     for (int k = 0; k < 2; k++) {
@@ -243,7 +266,7 @@ static Chart growth(const Study *s) {
     return c;
 }
 
-// ---- tables -----------------------------------------------------------------------------------------------------
+// ---- tables ----------------------------------------------------------------------------
 
 static void print_tables(const Study *s) {
     printf("| figure | line | x | ours | published |\n|---|---|---|---|---|\n");
@@ -251,9 +274,11 @@ static void print_tables(const Study *s) {
         Chart c = figure(s, number);
         for (size_t i = 0; i < c.count; i++) {
             const Series *line = &c.series[i];
-            for (size_t k = 0; k < line->count; k += line->count > 1 ? line->count - 1 : 1) {  // the ends of each line
+            for (size_t k = 0; k<line->count; k += line->count> 1 ? line->count - 1
+                                                                  : 1) {  // the ends of each line
                 const StudyPoint *p = &line->points[k];
-                printf("| %d | %s | %g | %.*f | ", number, line->name, p->x, number == 17 ? 2 : 0, p->ours);
+                printf("| %d | %s | %g | %.*f | ", number, line->name, p->x, number == 17 ? 2 : 0,
+                       p->ours);
                 if (p->published > 0) printf("%.*f |\n", number == 17 ? 2 : 0, p->published);
                 else printf("- |\n");
             }
@@ -261,7 +286,8 @@ static void print_tables(const Study *s) {
     }
     Chart c = growth(s);
     printf("\n| GPUs | micro-batches | v |");
-    for (size_t i = 0; i < c.count; i++) printf(" %s: tokens/s of a GPU | of the first |", c.series[i].name);
+    for (size_t i = 0; i < c.count; i++)
+        printf(" %s: tokens/s of a GPU | of the first |", c.series[i].name);
     printf("\n|---|---|---|");
     for (size_t i = 0; i < c.count; i++) printf("---|---|");
     printf("\n");
@@ -270,7 +296,8 @@ static void print_tables(const Study *s) {
         printf("| %zu | %zu | %zu |", r.ranks, r.global_batch / r.d, r.v);
         for (size_t i = 0; i < c.count; i++) {
             const Series *line = &c.series[i];
-            printf(" %.0f | %.0f%% |", line->points[k].ours, 100 * line->points[k].ours / line->points[0].ours);
+            printf(" %.0f | %.0f%% |", line->points[k].ours,
+                   100 * line->points[k].ours / line->points[0].ours);
         }
         printf("\n");
     }

@@ -1,5 +1,5 @@
-// check.h: how a test program counts. `static Check c; check(&c, a == b, "sum of %d ranks", n);` for every
-// group, `return check_summary(&c);` at the end of main.
+// check.h: how a test program counts. `static Check c; check(&c, a == b, "sum of %d ranks", n);`
+// for every group, `return check_summary(&c);` at the end of main.
 #ifndef LLMC_CHECK_H
 #define LLMC_CHECK_H
 
@@ -12,7 +12,8 @@ typedef struct Check {
 } Check;
 
 // Counts one check and prints `ok   text` or `FAIL text` (printf's form, no newline). Returns ok.
-__attribute__((format(printf, 3, 4))) static inline bool check(Check *c, bool ok, const char *format, ...) {
+__attribute__((format(printf, 3, 4))) static inline bool check(Check *c, bool ok,
+                                                               const char *format, ...) {
     va_list args;
     va_start(args, format);
     printf("%s", ok ? "ok   " : "FAIL ");

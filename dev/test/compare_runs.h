@@ -1,5 +1,6 @@
-// compare_runs.h: shared by the tests of whole trainers: the golden case, the reference's results, and main. Compares a
-// run's output (log, gradients, checkpoints, messages) with the reference.
+// compare_runs.h: shared by the tests of whole trainers: the golden case, the reference's
+// results, and main. Compares a run's output (log, gradients, checkpoints, messages) with the
+// reference.
 #ifndef LLMC_COMPARE_RUNS_H
 #define LLMC_COMPARE_RUNS_H
 
@@ -46,8 +47,10 @@ static inline cJSON *read_json(const char *path) {
 }
 
 // Runs a layout, which must succeed.
-__attribute__((format(printf, 4, 5)))
-static inline bool runs(const Context *x, const Layout *layout, const char *env, const char *format, ...) {
+__attribute__((format(printf, 4, 5))) static inline bool runs(const Context *x,
+                                                              const Layout *layout,
+                                                              const char *env, const char *format,
+                                                              ...) {
     char flags[ARG_BYTES];
     Setting setting = {env, 0};
     va_list values;
@@ -61,18 +64,22 @@ static inline bool runs(const Context *x, const Layout *layout, const char *env,
 // The same on one rank.
 #define trains(x, ...) runs(x, &ONE, "", __VA_ARGS__)
 
-// ---- expectations ---------------------------------------------------------------------------------------
+// ---- expectations ----------------------------------------------------------------------
 
-static inline double round_to_bf16(double value) { return bf16_to_float(bf16_from_float((float)value)); }
+static inline double round_to_bf16(double value) {
+    return bf16_to_float(bf16_from_float((float)value));
+}
 
-static inline void shard_batch(const int *tokens, size_t first, size_t count, int *inputs, int *targets) {
+static inline void shard_batch(const int *tokens, size_t first, size_t count, int *inputs,
+                               int *targets) {
     for (size_t i = 0; i < count; i++) {
         inputs[i] = tokens[first + i];
         targets[i] = tokens[first + i + 1];
     }
 }
 
-typedef double ReferenceLoss(Reference *, const int *tokens, const int *targets, size_t B, size_t T, double scale);
+typedef double ReferenceLoss(Reference *, const int *tokens, const int *targets, size_t B,
+                             size_t T, double scale);
 
 // The reference of the model under test: GPT-2's, unless a test says otherwise.
 static ReferenceLoss *reference_loss = reference_loss_and_gradients;
@@ -95,9 +102,11 @@ static inline double reference_mean_loss(Reference *ref, const int *tokens, size
     return sum / (double)(count * T);
 }
 
-// Trains the reference from its present weights. With bf16, forward and backward see the weights rounded to
-// bf16 while the update acts on the unrounded ones: mixed precision without any other rounding.
-static inline Expected reference_train(Reference *ref, const Training *h, const int *tokens, bool bf16) {
+// Trains the reference from its present weights. With bf16, forward and backward see the weights
+// rounded to bf16 while the update acts on the unrounded ones: mixed precision without any other
+// rounding.
+static inline Expected reference_train(Reference *ref, const Training *h, const int *tokens,
+                                       bool bf16) {
     size_t total = ref->table.total, bytes = total * sizeof(double);
     Expected e;
     double *master = allocate(bytes);
@@ -130,32 +139,39 @@ static inline void expected_free(Expected *e) {
 // The flags of such a run on a model folder, written to text.
 static inline void training_flags(char text[ARG_BYTES], const Training *h, const char *model,
                                   const char *shard) {
-    snprintf(text, ARG_BYTES, "--init %s --train-data %s --shuffle 0 --seq %zu --global-batch %zu "
-             "--steps %zu --lr %g --lr-final 1 --warmup 0 --weight-decay %g --clip %g --beta1 %g --beta2 %g "
-             "--eps %g --dropout %g --val-every 0 --sample-every 0", model, shard, h->seq, h->global_batch, h->steps,
-             h->lr, h->weight_decay, h->clip, h->beta1, h->beta2, h->eps, h->dropout);
+    snprintf(text, ARG_BYTES,
+             "--init %s --train-data %s --shuffle 0 --seq %zu --global-batch %zu "
+             "--steps %zu --lr %g --lr-final 1 --warmup 0 --weight-decay %g --clip %g --beta1 %g "
+             "--beta2 %g "
+             "--eps %g --dropout %g --val-every 0 --sample-every 0",
+             model, shard, h->seq, h->global_batch, h->steps, h->lr, h->weight_decay, h->clip,
+             h->beta1, h->beta2, h->eps, h->dropout);
 }
 
 static inline double relative(double got, double want) { return fabs(got - want) / fabs(want); }
 
-// Bounds of relative errors (L2): the worst gradient tensor, all gradients together, a loss, a norm, the worst weight
-// tensor after updates, and all weights together.
+// Bounds of relative errors (L2): the worst gradient tensor, all gradients together, a loss, a
+// norm, the worst weight tensor after updates, and all weights together.
 //
-// fp32: a bug shows as 1e-4 and more; 5e-7 is measured in the whole, 1.1e-6 in the worst tensor of the deepest model.
+// fp32: a bug shows as 1e-4 and more; 5e-7 is measured in the whole, 1.1e-6 in the worst tensor
+// of the deepest model.
 //
-// bf16: the reference sees the same rounded weights, so only activations and their gradients differ by rounding.
-// One rounding is wrong by at most u = 2^-9, in the root mean square by 0.41 u, and independent errors add like a
-// random walk: n of them to 0.41 u sqrt(n). Along the residual stream forward and backward round twice a layer each,
-// and the branches enter by their share. With one layer's own roundings and the head's, n = 8 L + 60 describes all
-// models of these tests (L = 1 to 25). All gradients together may be 1.5 times as far off: 1.9% with 25 layers. One
-// lost micro-batch of 24 is 4%. The worst tensor sums the fewest numbers: 2.4 times. Errors at right angles to the
-// gradient do not change its norm, and a loss averages over tokens. A bias that started as 0 is nothing but updates,
-// which follow the sign of its gradient: hence the bound of the worst weight tensor.
+// bf16: the reference sees the same rounded weights, so only activations and their gradients
+// differ by rounding. One rounding is wrong by at most u = 2^-9, in the root mean square by 0.41
+// u, and independent errors add like a random walk: n of them to 0.41 u sqrt(n). Along the
+// residual stream forward and backward round twice a layer each, and the branches enter by their
+// share. With one layer's own roundings and the head's, n = 8 L + 60 describes all models of
+// these tests (L = 1 to 25). All gradients together may be 1.5 times as far off: 1.9% with 25
+// layers. One lost micro-batch of 24 is 4%. The worst tensor sums the fewest numbers: 2.4 times.
+// Errors at right angles to the gradient do not change its norm, and a loss averages over tokens.
+// A bias that started as 0 is nothing but updates, which follow the sign of its gradient: hence
+// the bound of the worst weight tensor.
 //
-// Dropout rounds the branches once more at its mask, forward and backward, and leaves fewer numbers whose errors
-// average: n = 16 L + 60 for all gradients together. On 8 models of 4 layers, at t = 1, 2 and 4, these were 1.00% off
-// on average, and 0.85% without dropout (1.18 times; their bound grows 1.16 times). With attention in fp32 arithmetic
-// it was 0.99%. The other bounds stay.
+// Dropout rounds the branches once more at its mask, forward and backward, and leaves fewer
+// numbers whose errors average: n = 16 L + 60 for all gradients together. On 8 models of 4
+// layers, at t = 1, 2 and 4, these were 1.00% off on average, and 0.85% without dropout (1.18
+// times; their bound grows 1.16 times). With attention in fp32 arithmetic it was 0.99%. The other
+// bounds stay.
 typedef struct {
     double gradient, gradients, loss, norm, weight, weights;
 } Bounds;
@@ -167,9 +183,12 @@ static inline Bounds bounds_with(const Context *x, const GPTConfig *g, bool drop
     Bounds bf16 = {walk, together, 1.0 / 2048.0, 0.3 * walk, 1.0 / 128.0, 1.0 / 256.0};
     return x->bf16 ? bf16 : fp32;
 }
-static inline Bounds bounds(const Context *x, const GPTConfig *g) { return bounds_with(x, g, false); }
+static inline Bounds bounds(const Context *x, const GPTConfig *g) {
+    return bounds_with(x, g, false);
+}
 
-// Relative L2 error of the tensors: the worst of each kind over the layers, the worst of all, and all together.
+// Relative L2 error of the tensors: the worst of each kind over the layers, the worst of all, and
+// all together.
 typedef struct {
     double kinds[MAX_KINDS], worst;
     double whole;      // of all tensors together, as if they were one
@@ -191,7 +210,8 @@ static inline double tensor_error(const Tensor *x, const double *got, const doub
     return relative_error(got + x->offset, want + x->offset, x->size);
 }
 
-static inline Errors compare_tensors(const ParamTable *table, const double *got, const double *want) {
+static inline Errors compare_tensors(const ParamTable *table, const double *got,
+                                     const double *want) {
     Errors e;
     memset(&e, 0, sizeof e);
     e.name = "none";
@@ -209,9 +229,12 @@ static inline Errors compare_tensors(const ParamTable *table, const double *got,
     return e;
 }
 
-// Compares a loss's gradients with central differences, for every single parameter. tokens [B*T + 1].
-static inline Errors compare_differences(Reference *ref, ReferenceLoss *loss, const int *tokens, size_t B, size_t T) {
-    double *differences = allocate(ref->table.total * sizeof(double)), h = 1e-5, scale = 1.0 / (double)(B * T);
+// Compares a loss's gradients with central differences, for every single parameter. tokens [B*T +
+// 1].
+static inline Errors compare_differences(Reference *ref, ReferenceLoss *loss, const int *tokens,
+                                         size_t B, size_t T) {
+    double *differences = allocate(ref->table.total * sizeof(double)), h = 1e-5,
+           scale = 1.0 / (double)(B * T);
     loss(ref, tokens, tokens + 1, B, T, scale);
     for (size_t k = 0; k < ref->table.count; k++) {
         const Tensor *p = &ref->table.tensors[k];
@@ -230,7 +253,8 @@ static inline Errors compare_differences(Reference *ref, ReferenceLoss *loss, co
     return e;
 }
 
-// One line of the matrix "layout x tensor": the worst error of each kind of tensor in percent of the bound.
+// One line of the matrix "layout x tensor": the worst error of each kind of tensor in percent of
+// the bound.
 static inline void print_errors(const char *name, const Errors *e, double bound) {
     printf("     %-40.40s", name);
     for (int k = 0; k < NUM_KINDS; k++) printf(" %5.1f", 100.0 * e->kinds[k] / bound);
@@ -238,9 +262,11 @@ static inline void print_errors(const char *name, const Errors *e, double bound)
 }
 
 static inline void print_errors_head(double bound) {
-    static const char *HEADS[NUM_KINDS] = {"wte", "wpe", "ln1w", "ln1b", "qkvw", "qkvb", "projw", "projb",
-                                           "ln2w", "ln2b", "fcw", "fcb", "fc2w", "fc2b", "lnfw", "lnfb"};
-    printf("     relative L2 error of the gradient, worst layer, in percent of the bound %.2g\n", bound);
+    static const char *HEADS[NUM_KINDS] = {"wte",   "wpe",   "ln1w", "ln1b", "qkvw", "qkvb",
+                                           "projw", "projb", "ln2w", "ln2b", "fcw",  "fcb",
+                                           "fc2w",  "fc2b",  "lnfw", "lnfb"};
+    printf("     relative L2 error of the gradient, worst layer, in percent of the bound %.2g\n",
+           bound);
     printf("     %-40s", "");
     for (int k = 0; k < NUM_KINDS; k++) printf(" %5s", HEADS[k]);
     printf("\n");
@@ -254,7 +280,8 @@ typedef struct {
 } Measured;
 
 // got [table->total]: gets the gradients.
-static inline Measured measure_run(const ParamTable *table, const Expected *want, size_t steps, double *got) {
+static inline Measured measure_run(const ParamTable *table, const Expected *want, size_t steps,
+                                   double *got) {
     Measured m;
     memset(&m, 0, sizeof m);
     Log log = read_log("log");
@@ -262,35 +289,40 @@ static inline Measured measure_run(const ParamTable *table, const Expected *want
     for (size_t s = 0; s < steps && m.complete; s++) {
         m.loss = fmax(m.loss, relative(log.loss[s], want->losses[s]));
         m.norm = fmax(m.norm, relative(log.norm[s], want->norms[s]));
-        m.complete = log.step[s] == (double)(s + 1) && isfinite(log.loss[s]) && isfinite(log.norm[s]);
+        m.complete = log.step[s] == (double)(s + 1) && isfinite(log.loss[s]) &&
+                     isfinite(log.norm[s]);
     }
     m.gradients = compare_tensors(table, got, want->gradients);
     return m;
 }
 
 static inline bool within(const Measured *m, const Bounds *bound) {
-    return m->complete && m->gradients.worst <= bound->gradient && m->gradients.whole <= bound->gradients &&
-           m->loss <= bound->loss && m->norm <= bound->norm;
+    return m->complete && m->gradients.worst <= bound->gradient &&
+           m->gradients.whole <= bound->gradients && m->loss <= bound->loss &&
+           m->norm <= bound->norm;
 }
 
 // Compares a finished run with the expected values: one check. Removes its log and gradients.
-static inline void check_run(Context *x, const char *name, const ParamTable *table, const Expected *want,
-                             size_t steps, Errors *errors) {
+static inline void check_run(Context *x, const char *name, const ParamTable *table,
+                             const Expected *want, size_t steps, Errors *errors) {
     Bounds bound = bounds(x, &table->config);
     double *got = allocate(table->total * sizeof(double));
     Measured m = measure_run(table, want, steps, got);
     *errors = m.gradients;
     check(&x->check, within(&m, &bound),
-          "%s: gradients %.1e (bound %.1e), %s %.1e (%.1e), losses %.1e (%.1e), norms %.1e (%.1e)%s", name,
-          m.gradients.whole, bound.gradients, m.gradients.name, m.gradients.worst, bound.gradient, m.loss, bound.loss,
-          m.norm, bound.norm, m.complete ? "" : ", the log or a tensor is missing");
+          "%s: gradients %.1e (bound %.1e), %s %.1e (%.1e), losses %.1e (%.1e), norms %.1e "
+          "(%.1e)%s",
+          name, m.gradients.whole, bound.gradients, m.gradients.name, m.gradients.worst,
+          bound.gradient, m.loss, bound.loss, m.norm, bound.norm,
+          m.complete ? "" : ", the log or a tensor is missing");
     free(got);
     remove("log");
     remove("gradients");
 }
 
-// Reads weights (suffix "") or moments (".m", ".v") and returns their errors against the expected ones. The keys' bias
-// is left out: the softmax does not see it. Its gradient is 0 but for rounding, which AdamW would blow up to steps.
+// Reads weights (suffix "") or moments (".m", ".v") and returns their errors against the expected
+// ones. The keys' bias is left out: the softmax does not see it. Its gradient is 0 but for
+// rounding, which AdamW would blow up to steps.
 static inline Errors state_errors(const ParamTable *table, const char *path, const char *suffix,
                                   const double *want) {
     size_t C = table->config.C;
@@ -307,7 +339,8 @@ static inline Errors state_errors(const ParamTable *table, const char *path, con
 }
 
 static inline bool same_checkpoint(const char *a, const char *b) {
-    static const char *const FILES[] = {"config.json", "model.safetensors", "optimizer.safetensors"};
+    static const char *const FILES[] = {"config.json", "model.safetensors",
+                                        "optimizer.safetensors"};
     bool same = true;
     for (size_t i = 0; i < 3; i++) {
         char path_a[300], path_b[300];
@@ -318,10 +351,10 @@ static inline bool same_checkpoint(const char *a, const char *b) {
     return same;
 }
 
-// ---- error messages -------------------------------------------------------------------------------------
+// ---- error messages --------------------------------------------------------------------
 
-// Returns true if stderr has one line that begins with "error: " and names its subject; alone, unless mpirun adds more.
-// Several ranks may report an error in the middle of the work.
+// Returns true if stderr has one line that begins with "error: " and names its subject; alone,
+// unless mpirun adds more. Several ranks may report an error in the middle of the work.
 static inline bool one_sentence(const char *text, const char *says, bool alone, bool once) {
     const char *line = strncmp(text, "error: ", 7) == 0 ? text : strstr(text, "\nerror: ");
     if (!line) return false;
@@ -342,43 +375,51 @@ static inline int find_max_ranks(const Context *x) {
     int ranks = 8;
     if (o.code != 0 && (!gpus || sscanf(gpus, "node with %d", &ranks) != 1)) ranks = 1;
     outcome_free(&o);
-    if (ranks < 8) printf("     only layouts of up to %d ranks: NCCL wants a GPU for each\n", ranks);
+    if (ranks < 8)
+        printf("     only layouts of up to %d ranks: NCCL wants a GPU for each\n", ranks);
     return ranks;
 }
 
-// The same, found out when a test of several ranks first asks: eight processes on a GPU take their time to start.
+// The same, found out when a test of several ranks first asks: eight processes on a GPU take
+// their time to start.
 static inline int max_ranks(const Context *x) {
     static int found;
     if (!found) found = find_max_ranks(x);
     return found;
 }
 
-static inline void check_refusal(Context *x, const Layout *layout, const char *name, Setting setting,
-                          const char *flags, int code, const char *says) {
+static inline void check_refusal(Context *x, const Layout *layout, const char *name,
+                                 Setting setting, const char *flags, int code, const char *says) {
     if (layout->ranks > 1 && layout->ranks > max_ranks(x)) return;
-    // When a rank ends with an error mpirun ends the others, by default a second after it has asked them to.
+    // When a rank ends with an error mpirun ends the others, by default a second after it has
+    // asked them to.
     char env[ARG_BYTES];
     snprintf(env, sizeof env, "OMPI_MCA_odls_base_sigkill_timeout=0 %s", setting.env);
     setting.env = env;
     Outcome o = run(x->build, layout, setting, "%s", flags);
     bool ok = o.code == code && one_sentence(o.err, says, layout->ranks == 1, code == 2);
     check(&x->check, ok, "refused: %s", name);
-    if (!ok) printf("     wanted exit code %d naming '%s', got %d: %.400s\n", code, says, o.code, o.err);
+    if (!ok)
+        printf("     wanted exit code %d naming '%s', got %d: %.400s\n", code, says, o.code,
+               o.err);
     outcome_free(&o);
 }
 
-// ---- replicas --------------------------------------------------------------------------------------------
+// ---- replicas --------------------------------------------------------------------------
 
-// A copy of the model on one node is out of date: the last rank, which a script starts in the folder "stale", finds
-// another "model" there. Nothing fails, and only --debug-replicas reports it.
-static inline void check_stale(Context *x, const char *name, Layout layout, const char *flags, const char *says) {
+// A copy of the model on one node is out of date: the last rank, which a script starts in the
+// folder "stale", finds another "model" there. Nothing fails, and only --debug-replicas reports
+// it.
+static inline void check_stale(Context *x, const char *name, Layout layout, const char *flags,
+                               const char *says) {
     static const char SCRIPT[] =
         "#!/bin/sh\n[ ${OMPI_COMM_WORLD_RANK:-$PMI_RANK} != %d ] || cd stale\nexec %s/%s \"$@\"\n";
     static const char FLAGS[] =
         "--init model --train-data %s/golden/train.bin --seq 24 --global-batch 8 --micro-batch 1 "
         "--steps 2 --val-every 0 %s --debug-replicas %d";
     char script[PATH_MAX + 256];
-    int length = snprintf(script, sizeof script, SCRIPT, layout.ranks - 1, x->build, layout.trainer);
+    int length =
+        snprintf(script, sizeof script, SCRIPT, layout.ranks - 1, x->build, layout.trainer);
     write_file("one-stale.sh", script, (size_t)length);
     if (chmod("one-stale.sh", 0755)) die("cannot make", "one-stale.sh");
     layout.trainer = "one-stale.sh";
@@ -391,15 +432,22 @@ static inline void check_stale(Context *x, const char *name, Layout layout, cons
     check(&x->check, succeeded(&o), "%s: without --debug-replicas it is not", name);
 }
 
-// ---- main -----------------------------------------------------------------------------------------------
+// ---- main ------------------------------------------------------------------------------
 
 static inline void load_golden(Context *x) {
     cJSON *c = read_json("golden/config.json"), *e = read_json("golden/expected.json");
-    GPTConfig g = {(size_t)number(c, "n_layer"), (size_t)number(c, "n_embd"), (size_t)number(c, "n_head"),
-                   (size_t)number(c, "vocab_size"), 0, (size_t)number(c, "n_positions"), NULL};
-    Training h = {(size_t)number(e, "seq"), (size_t)number(e, "global_batch"), (size_t)number(e, "steps"),
-                  number(e, "lr"), number(e, "weight_decay"), number(e, "clip"), number(e, "beta1"),
-                  number(e, "beta2"), number(e, "eps"), 0};
+    GPTConfig g = {(size_t)number(c, "n_layer"),
+                   (size_t)number(c, "n_embd"),
+                   (size_t)number(c, "n_head"),
+                   (size_t)number(c, "vocab_size"),
+                   0,
+                   (size_t)number(c, "n_positions"),
+                   NULL};
+    Training h = {(size_t)number(e, "seq"),   (size_t)number(e, "global_batch"),
+                  (size_t)number(e, "steps"), number(e, "lr"),
+                  number(e, "weight_decay"),  number(e, "clip"),
+                  number(e, "beta1"),         number(e, "beta2"),
+                  number(e, "eps"),           0};
     cJSON_Delete(c);
     cJSON_Delete(e);
     g.Vp = padded_vocabulary(g.V);
@@ -418,7 +466,8 @@ typedef struct {
 } Group;
 
 // Runs all groups, or the one that is named.
-static inline int test_trainers(Context *x, const Group *groups, size_t count, int argc, char **argv) {
+static inline int test_trainers(Context *x, const Group *groups, size_t count, int argc,
+                                char **argv) {
     size_t known = argc < 3;
     for (size_t i = 0; i < count && argc > 2; i++) known += strcmp(argv[2], groups[i].name) == 0;
     if (argc < 2 || argc > 3 || !known) {
@@ -432,8 +481,9 @@ static inline int test_trainers(Context *x, const Group *groups, size_t count, i
     if (!realpath("dev/test/golden", golden)) die("cannot open", "dev/test/golden");
     x->bf16 = strstr(x->build, "-bf16") != NULL;
     x->sanitized = strstr(x->build, "-asan") != NULL;
-    if (snprintf(x->temp, sizeof x->temp, "%.4000s/test_gpt.XXXXXX", x->build) < 0 || !mkdtemp(x->temp) ||
-        chdir(x->temp)) die("cannot make a folder in", x->build);
+    if (snprintf(x->temp, sizeof x->temp, "%.4000s/test_gpt.XXXXXX", x->build) < 0 ||
+        !mkdtemp(x->temp) || chdir(x->temp))
+        die("cannot make a folder in", x->build);
     if (symlink(golden, "golden")) die("cannot link", golden);
     load_golden(x);
     prefer_quick_starts();

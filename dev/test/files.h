@@ -1,4 +1,5 @@
-// files.h: helpers of tests that read and write files. Define _XOPEN_SOURCE 700 before the first include.
+// files.h: helpers of tests that read and write files. Define _XOPEN_SOURCE 700 before the first
+// include.
 #ifndef LLMC_TEST_FILES_H
 #define LLMC_TEST_FILES_H
 
@@ -35,7 +36,9 @@ static inline void write_file(const char *path, const void *data, size_t bytes) 
     if (!file || fwrite(data, 1, bytes, file) != bytes || fclose(file)) die("cannot write", path);
 }
 
-static inline void write_text(const char *path, const char *text) { write_file(path, text, strlen(text)); }
+static inline void write_text(const char *path, const char *text) {
+    write_file(path, text, strlen(text));
+}
 
 // A path in a folder; the text lives until 256 more have been asked for.
 static inline const char *in(const char *folder, const char *name) {
@@ -78,11 +81,14 @@ static inline bool same_file(const char *a, const char *b) {
     return same;
 }
 
-static inline int remove_entry(const char *path, const struct stat *info, int type, struct FTW *level) {
+static inline int remove_entry(const char *path, const struct stat *info, int type,
+                               struct FTW *level) {
     (void)info, (void)type, (void)level;
     return remove(path);
 }
 
-static inline void remove_tree(const char *path) { nftw(path, remove_entry, 16, FTW_DEPTH | FTW_PHYS); }
+static inline void remove_tree(const char *path) {
+    nftw(path, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
+}
 
 #endif

@@ -1,5 +1,6 @@
-// make_inputs.h: makes inputs for trainers: token shards, model folders (sound, or damaged in one place) and
-// small models with random weights. They are made without the code that a trainer writes and draws with.
+// make_inputs.h: makes inputs for trainers: token shards, model folders (sound, or damaged in one
+// place) and small models with random weights. They are made without the code that a trainer
+// writes and draws with.
 #ifndef LLMC_MAKE_INPUTS_H
 #define LLMC_MAKE_INPUTS_H
 
@@ -7,11 +8,14 @@
 #include "llmc/reference.h"
 #include "llmc/host/safetensors.h"
 
-// A tokenizer.json whose tokens are the blank, the signs and the letters of ASCII, numbered by their codes.
+// A tokenizer.json whose tokens are the blank, the signs and the letters of ASCII, numbered by
+// their codes.
 static inline void write_letters(const char *path) {
     char text[2048];
-    size_t n = (size_t)sprintf(text, "{\"pre_tokenizer\":{\"type\":\"ByteLevel\"},\"model\":{\"type\":\"BPE\","
-                               "\"vocab\":{\"\\u0120\":32");
+    size_t n =
+        (size_t)sprintf(text,
+                        "{\"pre_tokenizer\":{\"type\":\"ByteLevel\"},\"model\":{\"type\":\"BPE\","
+                        "\"vocab\":{\"\\u0120\":32");
     for (int c = 33; c < 127; c++) {
         n += (size_t)sprintf(text + n, ",\"%s%c\":%d", strchr("\"\\", c) ? "\\" : "", c, c);
     }
@@ -20,8 +24,8 @@ static inline void write_letters(const char *path) {
 }
 
 // A shard: 256 int32 (magic, version, count), then tokens: uint16 in version 1, else uint32.
-static inline void write_shard(const char *path, int magic, int version, int stated, const int *tokens,
-                               size_t count) {
+static inline void write_shard(const char *path, int magic, int version, int stated,
+                               const int *tokens, size_t count) {
     size_t width = version == 1 ? 2 : 4, bytes = 1024 + width * count;
     char *data = allocate(bytes);
     int32_t header[3] = {magic, version, stated};
@@ -49,8 +53,8 @@ static inline int *read_shard(const char *path, size_t *count) {
     return tokens;
 }
 
-// A fault of a model folder. kind "config" or "header" (of model.safetensors): the first `from` of that text becomes
-// `to`. "cut": the file ends after `number` bytes.
+// A fault of a model folder. kind "config" or "header" (of model.safetensors): the first `from`
+// of that text becomes `to`. "cut": the file ends after `number` bytes.
 typedef struct {
     const char *kind, *from, *to;
     uint64_t number;
@@ -69,12 +73,15 @@ static inline uint16_t half_of(float value, bool f16) {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
     if (!f16 || value == 0) return (uint16_t)(bits >> 16);
-    return (uint16_t)((bits >> 16 & 0x8000) | ((bits >> 23 & 255) - 112) << 10 | (bits >> 13 & 1023));
+    return (uint16_t)((bits >> 16 & 0x8000) | ((bits >> 23 & 255) - 112) << 10 |
+                      (bits >> 13 & 1023));
 }
 
-// Writes tensors [first, end) of the table to a safetensors file of the folder, as F32, BF16 or F16.
-static inline void write_tensors(const char *folder, const char *name, const ParamTable *table, const double *params,
-                                 size_t first, size_t end, const char *dtype, Damage damage) {
+// Writes tensors [first, end) of the table to a safetensors file of the folder, as F32, BF16 or
+// F16.
+static inline void write_tensors(const char *folder, const char *name, const ParamTable *table,
+                                 const double *params, size_t first, size_t end,
+                                 const char *dtype, Damage damage) {
     char shape[64], *header = (char *)allocate(256 * (end - first + 1));
     size_t data = 0, used = 0, bytes = strcmp(dtype, "F32") == 0 ? 4 : 2;
     for (size_t i = first; i < end; i++) {
@@ -83,8 +90,10 @@ static inline void write_tensors(const char *folder, const char *name, const Par
         data += x->rows * x->cols * bytes;
         if (x->spec->rows != '1') snprintf(shape, sizeof shape, "%zu,%zu", x->rows, x->cols);
         else snprintf(shape, sizeof shape, "%zu", x->cols);
-        used += (size_t)sprintf(header + used, "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[%s],\"data_offsets\":[%zu,%zu]}",
-                                i > first ? "," : "{", x->name, dtype, shape, begin, data);
+        used += (size_t)sprintf(
+            header + used,
+            "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[%s],\"data_offsets\":[%zu,%zu]}",
+            i > first ? "," : "{", x->name, dtype, shape, begin, data);
     }
     sprintf(header + used, "}");
     if (strcmp(damage.kind, "header") == 0) header = damaged(header, damage);
@@ -108,8 +117,8 @@ static inline void write_tensors(const char *folder, const char *name, const Par
 }
 
 // A Hugging Face folder: that config.json, which is freed, and model.safetensors (F32).
-static inline void write_folder(const char *folder, char *config, const ParamTable *table, const double *params,
-                                Damage damage) {
+static inline void write_folder(const char *folder, char *config, const ParamTable *table,
+                                const double *params, Damage damage) {
     if (strcmp(damage.kind, "config") == 0) config = damaged(config, damage);
     mkdir(folder, 0777);
     write_text(in(folder, "config.json"), config);
@@ -122,16 +131,22 @@ static inline void write_model(const char *folder, const ParamTable *table, cons
                                Damage damage) {
     const GPTConfig *g = &table->config;
     char *config = (char *)allocate(1024);
-    snprintf(config, 1024, "{\"model_type\": \"gpt2\", \"architectures\": [\"GPT2LMHeadModel\"], "
-             "\"n_layer\": %zu, \"n_head\": %zu, \"n_embd\": %zu, \"n_positions\": %zu, \"n_ctx\": %zu, "
-             "\"vocab_size\": %zu, \"activation_function\": \"gelu_new\", \"layer_norm_epsilon\": 1e-05, "
-             "\"tie_word_embeddings\": true}\n", g->L, g->NH, g->C, g->maxT, g->maxT, g->V);
+    snprintf(config, 1024,
+             "{\"model_type\": \"gpt2\", \"architectures\": [\"GPT2LMHeadModel\"], "
+             "\"n_layer\": %zu, \"n_head\": %zu, \"n_embd\": %zu, \"n_positions\": %zu, "
+             "\"n_ctx\": %zu, "
+             "\"vocab_size\": %zu, \"activation_function\": \"gelu_new\", "
+             "\"layer_norm_epsilon\": 1e-05, "
+             "\"tie_word_embeddings\": true}\n",
+             g->L, g->NH, g->C, g->maxT, g->maxT, g->V);
     write_folder(folder, config, table, params, damage);
 }
 
-// Reads every tensor of the table, by its name and a suffix, from a safetensors file into its place in flat;
-// the padding stays as it is. False, with the reason printed, if one cannot be read.
-static inline bool read_tensors(const char *path, const char *suffix, const ParamTable *table, double *flat) {
+// Reads every tensor of the table, by its name and a suffix, from a safetensors file into its
+// place in flat; the padding stays as it is. False, with the reason printed, if one cannot be
+// read.
+static inline bool read_tensors(const char *path, const char *suffix, const ParamTable *table,
+                                double *flat) {
     SafeTensors file;
     Error err;
     if (!st_open(&file, path, O_RDONLY, &err)) {
@@ -172,8 +187,8 @@ static inline void random_params(Reference *ref, double scale, uint64_t *seed) {
     }
 }
 
-static inline Reference random_model(size_t L, size_t C, size_t NH, size_t V, size_t maxT, double scale,
-                                     uint64_t seed) {
+static inline Reference random_model(size_t L, size_t C, size_t NH, size_t V, size_t maxT,
+                                     double scale, uint64_t seed) {
     GPTConfig config = {L, C, NH, V, padded_vocabulary(V), maxT, NULL};
     Reference ref = reference_create(&config);
     random_params(&ref, scale, &seed);

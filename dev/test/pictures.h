@@ -1,4 +1,5 @@
-// pictures.h: where tests have pictures drawn, and what is in them. Define _XOPEN_SOURCE 700 before the first include.
+// pictures.h: where tests have pictures drawn, and what is in them. Define _XOPEN_SOURCE 700
+// before the first include.
 //
 // defines: picture_folder, write_in, occurrences, read_output, read_picture
 #ifndef DEV_TEST_PICTURES_H
@@ -8,11 +9,13 @@
 
 #include "dev/test/files.h"
 
-// The folder of a test's pictures: the one that its argument names, where they stay to be looked at, or a new one.
+// The folder of a test's pictures: the one that its argument names, where they stay to be looked
+// at, or a new one.
 static inline void picture_folder(char dir[512], const char *test, int argc, char **argv) {
     if (argc > 1) snprintf(dir, 512, "%s", argv[1]);
     else snprintf(dir, 512, "%s/%s.XXXXXX", getenv("TMPDIR") ? getenv("TMPDIR") : P_tmpdir, test);
-    if (argc > 1 ? mkdir(dir, 0777) != 0 && errno != EEXIST : !mkdtemp(dir)) die("cannot make", dir);
+    if (argc > 1 ? mkdir(dir, 0777) != 0 && errno != EEXIST : !mkdtemp(dir))
+        die("cannot make", dir);
 }
 
 static inline void write_in(const char *dir, const char *name, const char *text) {
@@ -31,7 +34,8 @@ static inline char *read_output(const char *path) {
     return text ? text : calloc(1, 1);
 }
 
-// Returns the text of a picture in the folder, or an empty one if it is missing or an element is not closed.
+// Returns the text of a picture in the folder, or an empty one if it is missing or an element is
+// not closed.
 static inline char *read_picture(const char *dir, const char *name) {
     char file[256];
     snprintf(file, sizeof file, "%s.svg", name);

@@ -1,5 +1,5 @@
-// run_program.h: helpers of the tests of whole trainers: files, programs run by their command line (alone or under
-// mpirun, with a time limit), and their JSON Lines logs.
+// run_program.h: helpers of the tests of whole trainers: files, programs run by their command
+// line (alone or under mpirun, with a time limit), and their JSON Lines logs.
 #ifndef LLMC_RUN_PROGRAM_H
 #define LLMC_RUN_PROGRAM_H
 
@@ -36,9 +36,13 @@ static inline void trainer_program(char *out, size_t size, const char *trainer) 
     snprintf(out, size, "%s%s", *trainer == '_' || !*trainer ? "train_gpt" : "train_", trainer);
 }
 
-// ---- running programs -----------------------------------------------------------------------------------
+// ---- running programs ------------------------------------------------------------------
 
-enum { TIMED_OUT = 1000, KILLED = 1001, TIME_LIMIT = 300 };  // exit codes that no program returns; seconds
+enum {
+    TIMED_OUT = 1000,
+    KILLED = 1001,
+    TIME_LIMIT = 300
+};  // exit codes that no program returns; seconds
 
 // How a trainer is started: more than one rank by mpirun; its flags make the layout.
 typedef struct {
@@ -50,7 +54,8 @@ typedef struct {
 // How a run differs from a plain one.
 typedef struct {
     const char *env;    // "NAME=VALUE NAME=VALUE"
-    size_t file_limit;  // bytes that no file may exceed, which is how a full disk is played; 0: none
+    size_t
+        file_limit;  // bytes that no file may exceed, which is how a full disk is played; 0: none
 } Setting;
 
 static const Setting PLAIN = {"", 0};
@@ -82,7 +87,8 @@ static inline void runner_interrupted(int number) {
     _exit(128 + number);
 }
 
-// For many short runs: Open MPI need not look for networks, nor hwloc for devices (dev/launch.sh does the same).
+// For many short runs: Open MPI need not look for networks, nor hwloc for devices (dev/launch.sh
+// does the same).
 static inline void prefer_quick_starts(void) {
     setenv("OMPI_MCA_pml", "ob1", 0);
     setenv("OMPI_MCA_btl", "self,vader", 0);
@@ -90,19 +96,23 @@ static inline void prefer_quick_starts(void) {
     setenv("HWLOC_PLUGINS_PATH", "/none", 0);
 }
 
-// Asks for oneDNN's plainest kernels. Every process compiles its own, and these take a fraction of the time.
+// Asks for oneDNN's plainest kernels. Every process compiles its own, and these take a fraction
+// of the time.
 static inline void prefer_plain_kernels(void) { setenv("ONEDNN_MAX_CPU_ISA", "SSE41", 0); }
 
-// Starts the trainer of folder `build` with `flags`, then the layout's own. Its output goes to stdout.txt
-// and stderr.txt in the working directory.
-static inline pid_t start(const char *build, const Layout *layout, Setting setting, const char *flags) {
-    const char *mpirun = getenv("MPIRUN");  // dev/test/run_tests.sh sets it to what the probe has found
+// Starts the trainer of folder `build` with `flags`, then the layout's own. Its output goes to
+// stdout.txt and stderr.txt in the working directory.
+static inline pid_t start(const char *build, const Layout *layout, Setting setting,
+                          const char *flags) {
+    const char *mpirun =
+        getenv("MPIRUN");  // dev/test/run_tests.sh sets it to what the probe has found
     char program[PATH_MAX + 64], mpi[256], own[ARG_BYTES], given[ARG_BYTES], env[ARG_BYTES];
     char *args[MAX_ARGS], *names[MAX_ARGS];
     size_t count = 0;
     snprintf(program, sizeof program, "%s/%s", build, layout->trainer);
     snprintf(mpi, sizeof mpi, "%s -n %d",
-             mpirun ? mpirun : "mpirun --oversubscribe --bind-to none --allow-run-as-root", layout->ranks);
+             mpirun ? mpirun : "mpirun --oversubscribe --bind-to none --allow-run-as-root",
+             layout->ranks);
     snprintf(own, sizeof own, "%s", layout->flags);
     snprintf(given, sizeof given, "%s", flags);
     snprintf(env, sizeof env, "%s", setting.env);
@@ -126,7 +136,8 @@ static inline pid_t start(const char *build, const Layout *layout, Setting setti
     setpgid(0, 0);  // a group of its own, so that a timeout ends mpirun and all its ranks
     if (!freopen("/dev/null", "r", stdin) || !freopen("stdout.txt", "w", stdout) ||
         !freopen("stderr.txt", "w", stderr)) _exit(126);
-    setenv("OMP_WAIT_POLICY", "passive", 0);  // waiting threads that spin are slow where cores are shared
+    setenv("OMP_WAIT_POLICY", "passive",
+           0);  // waiting threads that spin are slow where cores are shared
     if (layout->ranks > 1) setenv("OMP_NUM_THREADS", "1", 0);
     for (size_t i = 0; i < variables; i++) putenv(names[i]);
     if (setting.file_limit) {
@@ -173,8 +184,10 @@ static inline void outcome_free(Outcome *o) {
 }
 
 // Runs a layout to its end.
-__attribute__((format(printf, 4, 5)))
-static inline Outcome run(const char *build, const Layout *layout, Setting setting, const char *format, ...) {
+__attribute__((format(printf, 4, 5))) static inline Outcome run(const char *build,
+                                                                const Layout *layout,
+                                                                Setting setting,
+                                                                const char *format, ...) {
     char flags[ARG_BYTES];
     va_list values;
     va_start(values, format);
@@ -183,7 +196,8 @@ static inline Outcome run(const char *build, const Layout *layout, Setting setti
     return finish(start(build, layout, setting, flags));
 }
 
-// Prints why a run that should have succeeded did not, frees the outcome, and tells whether it did.
+// Prints why a run that should have succeeded did not, frees the outcome, and tells whether it
+// did.
 static inline bool succeeded(Outcome *o) {
     bool ok = o->code == 0;
     if (!ok) printf("     exit code %d: %.600s\n", o->code, o->err);
@@ -215,7 +229,8 @@ static inline Log read_log(const char *path) {
         if (!isnan(number(json, "val_loss")) && log.vals < MAX_STEPS) {
             log.val_step[log.vals] = number(json, "step");
             log.val[log.vals++] = number(json, "val_loss");
-        } else if (isnan(number(json, "layer")) && log.steps < MAX_STEPS) {  // not a step's lines of experts
+        } else if (isnan(number(json, "layer")) &&
+                   log.steps < MAX_STEPS) {  // not a step's lines of experts
             log.step[log.steps] = number(json, "step");
             log.loss[log.steps] = number(json, "loss");
             log.norm[log.steps] = number(json, "grad_norm");

@@ -1,4 +1,5 @@
-// test_check.c: the counting of the other tests: a program that failed a check, or made none, must not return 0.
+// test_check.c: the counting of the other tests: a program that failed a check, or made none,
+// must not return 0.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -16,7 +17,9 @@ static int code_of(int passes, int failures) {
         _exit(check_summary(&inner));
     }
     int status;
-    return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status)
+               ? WEXITSTATUS(status)
+               : -1;
 }
 
 int main(void) {

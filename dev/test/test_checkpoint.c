@@ -1,6 +1,6 @@
-// test_checkpoint.c: safetensors files and checkpoint folders: every layout writes the same files and reads
-// any other's bit for bit, and nothing that is wrong with a file, a disk or a moment does more than end in
-// one sentence.
+// test_checkpoint.c: safetensors files and checkpoint folders: every layout writes the same files
+// and reads any other's bit for bit, and nothing that is wrong with a file, a disk or a moment
+// does more than end in one sentence.
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -9,8 +9,8 @@
 #include <string.h>
 #include <unistd.h>
 
-// A folder that can have no other name, as one in a lower layer of overlayfs; NULL: none. The headers below rename with
-// these two.
+// A folder that can have no other name, as one in a lower layer of overlayfs; NULL: none. The
+// headers below rename with these two.
 static const char *fixed_folder;
 
 static int rename_unless_fixed(const char *from, const char *to) {
@@ -19,8 +19,10 @@ static int rename_unless_fixed(const char *from, const char *to) {
     return -1;
 }
 
-static long exchange_unless_fixed(long number, int a, const char *from, int b, const char *to, unsigned flags) {
-    if (!fixed_folder || strcmp(to, fixed_folder) != 0) return (syscall)(number, a, from, b, to, flags);
+static long exchange_unless_fixed(long number, int a, const char *from, int b, const char *to,
+                                  unsigned flags) {
+    if (!fixed_folder || strcmp(to, fixed_folder) != 0)
+        return (syscall)(number, a, from, b, to, flags);
     errno = EXDEV;
     return -1;
 }
@@ -68,7 +70,8 @@ static bool same_tensors(const char *a, const char *b) {
 }
 
 // data: NULL for any.
-static void write_safetensors(const char *path, const char *header, const void *data, size_t data_bytes) {
+static void write_safetensors(const char *path, const char *header, const void *data,
+                              size_t data_bytes) {
     uint64_t n = strlen(header);
     char *file = allocate(8 + n + data_bytes);
     memcpy(file, &n, 8);
@@ -79,7 +82,7 @@ static void write_safetensors(const char *path, const char *header, const void *
     free(file);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// ----------------------------------------------------------------------------------------
 // safetensors.h
 
 typedef struct {
@@ -108,7 +111,8 @@ static const HeaderCase HEADERS[] = {
     {"infinite offset", ONE_TENSOR("[2]", "[0,1e999]"), 8, "absurd data_offsets"},
     {"negative offset", ONE_TENSOR("[2]", "[-8,0]"), 8, "absurd data_offsets"},
     {"fractional offset", ONE_TENSOR("[2]", "[0,8.5]"), 8, "absurd data_offsets"},
-    {"offset above 2^53", ONE_TENSOR("[2]", "[9007199254740993,9007199254741001]"), 8, "absurd data_offsets"},
+    {"offset above 2^53", ONE_TENSOR("[2]", "[9007199254740993,9007199254741001]"), 8,
+     "absurd data_offsets"},
     {"swapped offsets", ONE_TENSOR("[2]", "[8,0]"), 8, "absurd data_offsets"},
     {"three offsets", ONE_TENSOR("[2]", "[0,4,8]"), 8, "two data_offsets"},
     {"offsets behind the end", ONE_TENSOR("[2000]", "[0,8000]"), 8, "truncated"},
@@ -119,14 +123,18 @@ static const HeaderCase HEADERS[] = {
     {"the same member twice", ONE_TENSOR("[2],\"shape\":[2]", "[0,8]"), 8, "twice"},
     {"shape against offsets", ONE_TENSOR("[3]", "[0,8]"), 8, "contradict"},
     {"size past 2^64", ONE_TENSOR("[4294967296,4294967296,4]", "[0,0]"), 0, "absurd shape"},
-    {"bytes past 2^64", "{\"x\":{\"dtype\":\"F64\",\"shape\":[4294967296,536870912],\"data_offsets\":[0,0]}}",
-     0, "contradict"},
+    {"bytes past 2^64",
+     "{\"x\":{\"dtype\":\"F64\",\"shape\":[4294967296,536870912],\"data_offsets\":[0,0]}}", 0,
+     "contradict"},
     {"negative size", ONE_TENSOR("[-2]", "[0,8]"), 8, "absurd shape"},
     {"a size that is text", ONE_TENSOR("[\"2\"]", "[0,8]"), 8, "absurd shape"},
     {"nine dimensions", ONE_TENSOR("[1,1,1,1,1,1,1,1,2]", "[0,8]"), 8, NULL},
-    {"a dtype of later files", "{\"x\":{\"dtype\":\"F4\",\"shape\":[2],\"data_offsets\":[0,1]}," TENSOR("y", "[2]", "[1,9]") "}",
+    {"a dtype of later files",
+     "{\"x\":{\"dtype\":\"F4\",\"shape\":[2],\"data_offsets\":[0,1]}," TENSOR("y", "[2]",
+                                                                              "[1,9]") "}",
      9, NULL},
-    {"a dtype of later files with a hole", "{\"x\":{\"dtype\":\"F4\",\"shape\":[2],\"data_offsets\":[1,2]}}", 2, "hole"},
+    {"a dtype of later files with a hole",
+     "{\"x\":{\"dtype\":\"F4\",\"shape\":[2],\"data_offsets\":[1,2]}}", 2, "hole"},
     {"no dtype", "{\"x\":{\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "lacks a dtype"},
     {"a tensor that is a number", "{\"x\":1}", 8, "lacks a dtype"},
     {"a name with an escape sequence", "{\"\\u001b[2J\":1}", 8, "tensor ?[2J lacks a dtype"},
@@ -141,7 +149,8 @@ static void test_headers(void) {
         write_safetensors(path, c->header, NULL, c->data);
         bool opened = st_open(&st, path, O_RDONLY, &err);
         if (opened) st_close(&st);
-        check(&checks, opened == !c->says && (opened || says(&err, c->says)), "header: %s", c->what);
+        check(&checks, opened == !c->says && (opened || says(&err, c->says)), "header: %s",
+              c->what);
     }
     size_t deep = 200000;
     char *text = allocate(deep);
@@ -149,7 +158,8 @@ static void test_headers(void) {
     memcpy(text, "{\"x\":", 5);
     text[deep - 1] = '\0';
     write_safetensors(path, text, NULL, 0);
-    check(&checks, !st_open(&st, path, O_RDONLY, &err) && says(&err, "not valid JSON"), "header: nesting of 200000");
+    check(&checks, !st_open(&st, path, O_RDONLY, &err) && says(&err, "not valid JSON"),
+          "header: nesting of 200000");
     memset(text, 'n', deep);
     memcpy(text, "{\"", 2);
     memcpy(text + deep - 6, "\":1}", 5);
@@ -163,7 +173,8 @@ static void test_headers(void) {
         char file[16] = "";
         memcpy(file, &claims[i], 8);
         write_file(path, file, 16);
-        ok &= !st_open(&st, path, O_RDONLY, &err) && says(&err, i ? "header claims" : "truncated inside its header");
+        ok &= !st_open(&st, path, O_RDONLY, &err) &&
+              says(&err, i ? "header claims" : "truncated inside its header");
     }
     check(&checks, ok, "header: absurd lengths");
     ok = !st_open(&st, in_root("missing"), O_RDONLY, &err) && says(&err, "No such file");
@@ -173,8 +184,8 @@ static void test_headers(void) {
     check(&checks, ok, "missing file, folder, pipe");
 }
 
-// Damage: a file is refused with a sentence that names it, or it opens and each of its tensors can be read. Counts
-// which of the two it was. The address sanitizer sees what reads too far.
+// Damage: a file is refused with a sentence that names it, or it opens and each of its tensors
+// can be read. Counts which of the two it was. The address sanitizer sees what reads too far.
 static bool refused_or_readable(const char *path, size_t count[2]) {
     Error err = {""};
     SafeTensors st;
@@ -195,13 +206,18 @@ static void test_damage(void) {
     Error err;
     SafeTensors st;
     const char *path = in_root("damage.safetensors");
-    write_safetensors(path, ST_START ",\"wte.weight\":{\"dtype\":\"F32\",\"shape\":[5,3],\"data_offsets\":[0,60]},"
-                      "\"b\":{\"dtype\":\"BF16\",\"shape\":[7],\"data_offsets\":[60,74]}}       ", NULL, 74);
+    write_safetensors(
+        path,
+        ST_START
+        ",\"wte.weight\":{\"dtype\":\"F32\",\"shape\":[5,3],\"data_offsets\":[0,60]},"
+        "\"b\":{\"dtype\":\"BF16\",\"shape\":[7],\"data_offsets\":[60,74]}}       ",
+        NULL, 74);
     bool ok = true;
     size_t bytes;
     char *sound = read_file(path, &bytes);
     for (size_t n = bytes; n-- > 0;) {
-        ok &= truncate(path, (off_t)n) == 0 && !st_open(&st, path, O_RDONLY, &err) && says(&err, path);
+        ok &= truncate(path, (off_t)n) == 0 && !st_open(&st, path, O_RDONLY, &err) &&
+              says(&err, path);
     }
     check(&checks, ok, "each of %zu truncations is refused", bytes);
     char *broken = allocate(bytes);
@@ -221,7 +237,8 @@ static void test_damage(void) {
         }
     }
     check(&checks, ok && count[0] + count[1] == 4000 && count[0] > 1000 && count[1] > 100,
-          "4000 damaged headers: %zu are refused by the file's name, %zu open and can be read", count[0], count[1]);
+          "4000 damaged headers: %zu are refused by the file's name, %zu open and can be read",
+          count[0], count[1]);
     free(broken);
     free(sound);
 }
@@ -236,10 +253,11 @@ static void test_types(void) {
     Error err;
     SafeTensors st;
     const char *path = in_root("types.safetensors");
-    static const char header[] = "{\"h\":{\"dtype\":\"F16\",\"shape\":[65536],\"data_offsets\":[0,131072]},"
-                                 "\"b\":{\"dtype\":\"BF16\",\"shape\":[65536],\"data_offsets\":[131072,262144]},"
-                                 "\"d\":{\"dtype\":\"F64\",\"shape\":[65536],\"data_offsets\":[262144,786432]},"
-                                 "\"i\":{\"dtype\":\"I64\",\"shape\":[1],\"data_offsets\":[786432,786440]}}";
+    static const char header[] =
+        "{\"h\":{\"dtype\":\"F16\",\"shape\":[65536],\"data_offsets\":[0,131072]},"
+        "\"b\":{\"dtype\":\"BF16\",\"shape\":[65536],\"data_offsets\":[131072,262144]},"
+        "\"d\":{\"dtype\":\"F64\",\"shape\":[65536],\"data_offsets\":[262144,786432]},"
+        "\"i\":{\"dtype\":\"I64\",\"shape\":[1],\"data_offsets\":[786432,786440]}}";
     char *data = allocate(786440);
     for (int i = 0; i < 65536; i++) {
         uint16_t half = (uint16_t)i;
@@ -257,7 +275,9 @@ static void test_types(void) {
         int e = i >> 10 & 31, f = i & 1023;
         double wanted = e ? ldexp(1024 + f, e - 25) : ldexp(f, -24);
         if (e == 31) half_ok &= f ? isnan(out[i]) : isinf(out[i]) && (out[i] < 0) == (i >> 15);
-        else half_ok &= (double)out[i] == (i >> 15 ? -wanted : wanted) && !signbit(out[i]) == !(i >> 15);
+        else
+            half_ok &= (double)out[i] == (i >> 15 ? -wanted : wanted) &&
+                       !signbit(out[i]) == !(i >> 15);
     }
     brain_ok = st_read_floats(&st, st_find(&st, "b"), 1, 65535, out, &err);
     for (int i = 1; i < 65536; i++) {
@@ -269,13 +289,15 @@ static void test_types(void) {
     check(&checks, brain_ok, "all 65536 BF16 values, there and back");
     check(&checks, wide_ok, "F64 is rounded to float");
     st_close(&st);
-    bool ok = true;  // rounding: a float between two neighbours goes to the nearer one, a tie to the even one
+    bool ok = true;  // rounding: a float between two neighbours goes to the nearer one, a tie to
+                     // the even one
     for (uint64_t i = 0; i < 100000; i++) {
         uint32_t bits = (uint32_t)mix(i);
         if (i % 4 == 0) bits = (bits & 0xffff0000) | 0x8000;
         float x = float_from_bits(bits);
         if (!isfinite(x) || (bits & 0x7fffffff) >= 0x7f7f0000) continue;
-        double down = bf16_to_float((uint16_t)(bits >> 16)), up = bf16_to_float((uint16_t)((bits >> 16) + 1));
+        double down = bf16_to_float((uint16_t)(bits >> 16)),
+               up = bf16_to_float((uint16_t)((bits >> 16) + 1));
         double to_down = fabs(x - down), to_up = fabs(x - up);
         bool take_up = to_up < to_down || (to_up == to_down && (bits >> 16 & 1));
         ok &= bf16_to_float(bf16_from_float(x)) == (float)(take_up ? up : down);
@@ -286,12 +308,13 @@ static void test_types(void) {
     free(out);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// ----------------------------------------------------------------------------------------
 // Layouts
 
 static const GPTConfig SMALL = {7, 24, 12, 257, 384, 10, NULL};
 
-// Returns the value of an element of the unsharded model: any finite bits; a bf16 model has no lower half.
+// Returns the value of an element of the unsharded model: any finite bits; a bf16 model has no
+// lower half.
 static float element(const Tensor *x, StateKind kind, size_t global, bool bf16) {
     uint32_t bits = (uint32_t)mix(((uint64_t)x->id << 40) + ((uint64_t)kind << 60) + global + 1);
     if ((bits >> 23 & 255) == 255) bits &= 0xbfffffff;
@@ -320,7 +343,8 @@ typedef struct {
     bool fork;  // a process per rank, all at once
 } Layout;
 
-// What a rank has of a model: elements [lo, hi) of its table, in a checkpoint or a file at `path`.
+// What a rank has of a model: elements [lo, hi) of its table, in a checkpoint or a file at
+// `path`.
 typedef struct {
     const ParamTable *table;
     size_t lo, hi;
@@ -352,7 +376,8 @@ static ParamTable rank_table(const GPTConfig *config, const Layout *l, size_t tr
 }
 
 // Runs the job of every rank of the layout; data ranks share the flat buffer out as ZeRO does.
-static bool each_rank(const GPTConfig *config, const Layout *l, bool bf16, const char *path, RankJob job, Error *err) {
+static bool each_rank(const GPTConfig *config, const Layout *l, bool bf16, const char *path,
+                      RankJob job, Error *err) {
     bool ok = true;
     for (size_t rank = 0; rank < l->t * l->p * l->d; rank++) {
         size_t tr = rank % l->t, dr = rank / l->t % l->d, stage = rank / l->t / l->d;
@@ -384,17 +409,20 @@ static bool job_write(const Part *p, Error *err) {
              write_range(p->path, kind, p->table, values, middle, p->hi, &sums, err);
         free(values);
     }
-    for (size_t i = 0; i < sums.count; i++) __atomic_fetch_add(&all_sums[i], sums.sums[i], __ATOMIC_SEQ_CST);
+    for (size_t i = 0; i < sums.count; i++)
+        __atomic_fetch_add(&all_sums[i], sums.sums[i], __ATOMIC_SEQ_CST);
     free(sums.sums);
     return ok;
 }
 
 static bool read_back(const Part *p, StateKind kind, Error *err) {
     size_t bytes = (p->hi - p->lo) * sizeof(float);
-    float *wanted = make_values(p->table, kind, p->bf16, 0.0f), *values = allocate(p->table->total * sizeof(float));
+    float *wanted = make_values(p->table, kind, p->bf16, 0.0f),
+          *values = allocate(p->table->total * sizeof(float));
     memset(values, 0xff, p->table->total * sizeof(float));
     bool ok = read_range(p->path, kind, p->table, values, p->lo, p->hi, err);
-    if (ok && memcmp(values + p->lo, wanted + p->lo, bytes) != 0) ok = error_set(err, "other bits were read");
+    if (ok && memcmp(values + p->lo, wanted + p->lo, bytes) != 0)
+        ok = error_set(err, "other bits were read");
     free(values);
     free(wanted);
     return ok;
@@ -416,22 +444,39 @@ static bool job_gradients(const Part *p, Error *err) {
 }
 
 static TrainerState example_state(size_t step) {
-    TrainerState s = {.step = step, .sample = step * 8, .first_step = step, .data = "7 x 4000 + 3 x 2000",
-                      .opt = {.seed = UINT64_MAX - 1, .shuffle = true, .seq = 64, .global_batch = 8, .steps = 1000,
-                              .warmup = 10, .lr_schedule = 1, .lr = 1e-3 / 3, .lr_final = 0.1, .weight_decay = 0.1,
-                              .clip = 1.0, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .ramp = {2, 2, 100},
+    TrainerState s = {.step = step,
+                      .sample = step * 8,
+                      .first_step = step,
+                      .data = "7 x 4000 + 3 x 2000",
+                      .opt = {.seed = UINT64_MAX - 1,
+                              .shuffle = true,
+                              .seq = 64,
+                              .global_batch = 8,
+                              .steps = 1000,
+                              .warmup = 10,
+                              .lr_schedule = 1,
+                              .lr = 1e-3 / 3,
+                              .lr_final = 0.1,
+                              .weight_decay = 0.1,
+                              .clip = 1.0,
+                              .beta1 = 0.9,
+                              .beta2 = 0.95,
+                              .eps = 1e-8,
+                              .ramp = {2, 2, 100},
                               .dropout = 0.1}};
     return s;
 }
 
 // Saves a checkpoint of the example model under `out`.
-static bool save(const char *out, size_t step, const GPTConfig *config, const Layout *l, bool bf16, Error *err) {
+static bool save(const char *out, size_t step, const GPTConfig *config, const Layout *l,
+                 bool bf16, Error *err) {
     char tmp[PATH_MAX], dir[PATH_MAX];
     TrainerState state = example_state(step);
     state.bf16 = bf16;
     state.save = checkpoint_next_save(out, 0);
     if (!all_sums) {
-        all_sums = mmap(NULL, MAX_SUMS * sizeof *all_sums, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        all_sums = mmap(NULL, MAX_SUMS * sizeof *all_sums, PROT_READ | PROT_WRITE,
+                        MAP_SHARED | MAP_ANONYMOUS, -1, 0);
         if (all_sums == MAP_FAILED) exit(1);
     }
     Checksums sums = checksums_make(config, bf16);
@@ -464,7 +509,8 @@ static void test_layouts(void) {
     for (int bf16 = 0; bf16 < 2; bf16++) {
         const char *out = in_root(bf16 ? "whole16" : "whole"), *whole = in(out, "step-00000100");
         bool saved = save(out, 100, &SMALL, &ONE, bf16, &err);
-        if (!check(&checks, saved, "one rank saves (%s) %s", bf16 ? "bf16" : "fp32", err.text)) return;
+        if (!check(&checks, saved, "one rank saves (%s) %s", bf16 ? "bf16" : "fp32", err.text))
+            return;
         for (int i = 0; i < COUNT; i++) {
             const Layout *w = &layouts[i], *r = &layouts[(i * 5 + 3) % COUNT];
             const char *dir = in_root("layout/step-00000100");
@@ -476,12 +522,13 @@ static void test_layouts(void) {
                 ok = same_file(in(whole, names[f]), in(dir, names[f])) ||
                      error_set(&err, "%s differs from the one of one rank", names[f]);
             }
-            ok = ok && checkpoint_is_complete(dir, &SMALL, bf16 ? 4 : 3, &err) && checkpoint_verify(dir, &err) &&
-                 each_rank(&SMALL, r, bf16, dir, job_read, &err);
+            ok = ok && checkpoint_is_complete(dir, &SMALL, bf16 ? 4 : 3, &err) &&
+                 checkpoint_verify(dir, &err) && each_rank(&SMALL, r, bf16, dir, job_read, &err);
             check(&checks, ok,
-                  "same topology only: %s saved by t%zu p%zu v%zu d%zu, read by t%zu p%zu v%zu d%zu%s%s",
-                  bf16 ? "bf16" : "fp32", w->t, w->p, w->v, w->d, r->t, r->p, r->v, r->d, ok ? "" : ": ",
-                  ok ? "" : err.text);
+                  "same topology only: %s saved by t%zu p%zu v%zu d%zu, read by t%zu p%zu v%zu "
+                  "d%zu%s%s",
+                  bf16 ? "bf16" : "fp32", w->t, w->p, w->v, w->d, r->t, r->p, r->v, r->d,
+                  ok ? "" : ": ", ok ? "" : err.text);
         }
     }
     // Rows and tensors much longer than a stage.
@@ -489,7 +536,8 @@ static void test_layouts(void) {
     static const Layout four = {4, 1, 1, 2, true}, two = {2, 1, 1, 1, false};
     bool ok = save(in_root("wide"), 1, &wide, &four, false, &err) &&
               each_rank(&wide, &two, false, in_root("wide/step-00000001"), job_read, &err);
-    check(&checks, ok, "C = 512 saved by t4 d2, read by t2%s%s", ok ? "" : ": ", ok ? "" : err.text);
+    check(&checks, ok, "C = 512 saved by t4 d2, read by t2%s%s", ok ? "" : ": ",
+          ok ? "" : err.text);
     // The gradient dump walks the same slices.
     const char *path = in_root("gradients.safetensors");
     ok = slices_create(path, GRADIENTS_START, &SMALL, STATE_WEIGHTS, STATE_WEIGHTS, ST_F32, &err) &&
@@ -497,18 +545,19 @@ static void test_layouts(void) {
     check(&checks, ok && same_tensors(path, in_root("whole/step-00000100/model.safetensors")),
           "gradients written by t4 p2 v2 d3 are those of one rank");
     path = in_root("no/such/folder");
-    ok = !slices_create(path, GRADIENTS_START, &SMALL, STATE_WEIGHTS, STATE_WEIGHTS, ST_F32, &err) &&
+    ok = !slices_create(path, GRADIENTS_START, &SMALL, STATE_WEIGHTS, STATE_WEIGHTS, ST_F32,
+                        &err) &&
          says(&err, "No such file");
     check(&checks, ok, "gradients to a folder that is not there");
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// ----------------------------------------------------------------------------------------
 // Foreign and wrong checkpoints
 
-// Copies model.safetensors of a checkpoint with another header: every `from` becomes `to`, `extra` is added
-// in front.
-static void rewrite_header(const char *from_dir, const char *to_dir, const char *from, const char *to,
-                           const char *extra, size_t extra_bytes) {
+// Copies model.safetensors of a checkpoint with another header: every `from` becomes `to`,
+// `extra` is added in front.
+static void rewrite_header(const char *from_dir, const char *to_dir, const char *from,
+                           const char *to, const char *extra, size_t extra_bytes) {
     size_t bytes, n;
     uint64_t length;
     char *file = read_file(in(from_dir, "model.safetensors"), &bytes);
@@ -532,7 +581,8 @@ static void rewrite_header(const char *from_dir, const char *to_dir, const char 
     free(file);
 }
 
-// What else a file of weights may hold, and what not: each with the bytes of its tensor behind the others.
+// What else a file of weights may hold, and what not: each with the bytes of its tensor behind
+// the others.
 typedef struct {
     const char *what, *name, *dtype, *shape;
     size_t bytes;
@@ -544,16 +594,25 @@ static const ExtraCase EXTRAS[] = {
     {"a mask", "transformer.h.0.attn.bias", "BOOL", "[1,1,10,10]", 100, 1, NULL},
     {"a mask of F32", "h.0.attn.bias", "F32", "[1,1,10,10]", 400, 1, NULL},
     {"a scalar for masked scores", "transformer.h.0.attn.masked_bias", "F32", "[]", 4, 1, NULL},
-    {"the angles of RoPE", "model.layers.0.self_attn.rotary_emb.inv_freq", "F32", "[4]", 16, 1, NULL},
+    {"the angles of RoPE", "model.layers.0.self_attn.rotary_emb.inv_freq", "F32", "[4]", 16, 1,
+     NULL},
     {"a head that is the embedding", "lm_head.weight", "F32", "[257,24]", 24672, 'e', NULL},
-    {"a head of its own", "lm_head.weight", "F32", "[257,24]", 24672, 1, "lm_head.weight differs from wte.weight"},
-    {"a head of another size", "lm_head.weight", "F32", "[256,24]", 24576, 1, "lm_head.weight differs from wte.weight"},
-    {"a head of F8", "lm_head.weight", "F8_E8M0", "[257,24]", 6168, 1, "lm_head.weight differs from wte.weight"},
-    {"a bias that GPT-2 lacks", "h.0.attn.q_norm.weight", "F32", "[24]", 96, 1, "has a tensor h.0.attn.q_norm.weight"},
-    {"a tensor of one layer more", "h.7.ln_1.weight", "F32", "[24]", 96, 1, "has a tensor h.7.ln_1.weight"},
-    {"a weight twice", "transformer.wpe.weight", "F32", "[10,24]", 960, 1, "has a tensor transformer.wpe.weight"},
-    {"a head for classes", "score.weight", "F6_E2M3", "[2,24]", 36, 1, "has a tensor score.weight"},
-    {"a bias that only ends like a mask", "h.0.self_attn.bias", "F32", "[24]", 96, 1, "h.0.self_attn.bias"},
+    {"a head of its own", "lm_head.weight", "F32", "[257,24]", 24672, 1,
+     "lm_head.weight differs from wte.weight"},
+    {"a head of another size", "lm_head.weight", "F32", "[256,24]", 24576, 1,
+     "lm_head.weight differs from wte.weight"},
+    {"a head of F8", "lm_head.weight", "F8_E8M0", "[257,24]", 6168, 1,
+     "lm_head.weight differs from wte.weight"},
+    {"a bias that GPT-2 lacks", "h.0.attn.q_norm.weight", "F32", "[24]", 96, 1,
+     "has a tensor h.0.attn.q_norm.weight"},
+    {"a tensor of one layer more", "h.7.ln_1.weight", "F32", "[24]", 96, 1,
+     "has a tensor h.7.ln_1.weight"},
+    {"a weight twice", "transformer.wpe.weight", "F32", "[10,24]", 960, 1,
+     "has a tensor transformer.wpe.weight"},
+    {"a head for classes", "score.weight", "F6_E2M3", "[2,24]", 36, 1,
+     "has a tensor score.weight"},
+    {"a bias that only ends like a mask", "h.0.self_attn.bias", "F32", "[24]", 96, 1,
+     "h.0.self_attn.bias"},
 };
 
 static void test_extra(void) {
@@ -566,7 +625,8 @@ static void test_extra(void) {
     for (size_t i = 0; i < sizeof EXTRAS / sizeof EXTRAS[0]; i++) {
         const ExtraCase *c = &EXTRAS[i];
         char extra[256];
-        snprintf(extra, sizeof extra, "\"%s\":{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":[%zu,%zu]}", c->name,
+        snprintf(extra, sizeof extra,
+                 "\"%s\":{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":[%zu,%zu]}", c->name,
                  c->dtype, c->shape, data, data + c->bytes);
         rewrite_header(whole, dir, "\"h.8.", "\"h.8.", extra, c->bytes);
         size_t bytes;
@@ -577,8 +637,8 @@ static void test_extra(void) {
         write_file(path, file, bytes);
         free(file);
         bool read = checkpoint_is_complete(dir, &SMALL, 1, &err);
-        check(&checks, read == !c->says && (read || says(&err, c->says)), "beside the weights: %s%s%s", c->what,
-              read ? "" : " -> ", read ? "" : err.text);
+        check(&checks, read == !c->says && (read || says(&err, c->says)),
+              "beside the weights: %s%s%s", c->what, read ? "" : " -> ", read ? "" : err.text);
     }
     free(embedding);
     table_free(&table);
@@ -594,7 +654,8 @@ static void test_foreign(void) {
     ok = ok && each_rank(&SMALL, &ONE, false, dir, job_read_weights, &err);
     check(&checks, ok, "names with the prefix \"transformer.\"");
     rewrite_header(whole, dir, "\"wte.weight", "\"lm_head.weight", "", 0);
-    ok = checkpoint_is_complete(dir, &SMALL, 1, &err) && each_rank(&SMALL, &ONE, false, dir, job_read_weights, &err);
+    ok = checkpoint_is_complete(dir, &SMALL, 1, &err) &&
+         each_rank(&SMALL, &ONE, false, dir, job_read_weights, &err);
     check(&checks, ok, "a tied embedding by the name of the head %s", ok ? "" : err.text);
     static const struct { const char *what, *from, *to, *says;
     } wrong[] = {
@@ -614,7 +675,8 @@ static void test_foreign(void) {
     }
     unlink(in_root("foreign/model.safetensors"));
     ok = !checkpoint_is_complete(dir, &SMALL, 1, &err) && says(&err, "No such file");
-    ok &= !checkpoint_is_complete(whole, &SMALL, 4, &err) && says(&err, "has no tensor wte.weight.master");
+    ok &= !checkpoint_is_complete(whole, &SMALL, 4, &err) &&
+          says(&err, "has no tensor wte.weight.master");
     GPTConfig longer = SMALL;
     longer.maxT = 11;
     ok &= !checkpoint_is_complete(whole, &longer, 3, &err) &&
@@ -627,18 +689,22 @@ static void write_split(const char *whole, const char *dir, const char *from, co
     SafeTensors st;
     Error err;
     char text[16384], path[64], header[16384], data[1 << 18];
-    size_t n = (size_t)snprintf(text, sizeof text, "{\"metadata\":{\"total_size\":1},\"weight_map\":{");
+    size_t n =
+        (size_t)snprintf(text, sizeof text, "{\"metadata\":{\"total_size\":1},\"weight_map\":{");
     bool ok = st_open(&st, in(whole, "model.safetensors"), O_RDONLY, &err);
     for (size_t k = 0; k < 2 && ok; k++) {
         size_t bytes = 0, length = (size_t)snprintf(header, sizeof header, "%s", ST_START);
         for (size_t i = k; i < st.count && ok; i += 2) {
             const STEntry *x = &st.entries[i];
-            length += (size_t)snprintf(header + length, sizeof header - length,
-                                       ",\"%s\":{\"dtype\":\"F32\",\"shape\":%s,\"data_offsets\":[%zu,%zu]}", x->name,
-                                       x->shape, bytes, bytes + 4 * x->count);
-            n += (size_t)snprintf(text + n, sizeof text - n, "%s\"%s\":\"model-%05zu-of-00002.safetensors\"",
+            length += (size_t)snprintf(
+                header + length, sizeof header - length,
+                ",\"%s\":{\"dtype\":\"F32\",\"shape\":%s,\"data_offsets\":[%zu,%zu]}", x->name,
+                x->shape, bytes, bytes + 4 * x->count);
+            n += (size_t)snprintf(text + n, sizeof text - n,
+                                  "%s\"%s\":\"model-%05zu-of-00002.safetensors\"",
                                   n > 50 ? "," : "", x->name, k + 1);
-            ok = bytes + 4 * x->count <= sizeof data && st_read(&st, x, 0, x->count, data + bytes, &err);
+            ok = bytes + 4 * x->count <= sizeof data &&
+                 st_read(&st, x, 0, x->count, data + bytes, &err);
             bytes += 4 * x->count;
         }
         snprintf(header + length, sizeof header - length, "}");
@@ -653,7 +719,8 @@ static void write_split(const char *whole, const char *dir, const char *from, co
     free(changed);
 }
 
-// Weights in several files, as Hugging Face saves large models: the same values; an index that lies is refused by name.
+// Weights in several files, as Hugging Face saves large models: the same values; an index that
+// lies is refused by name.
 static void test_split(void) {
     Error err = {""};
     const char *dir = in_root("split"), *whole = in_root("whole/step-00000100");
@@ -663,14 +730,20 @@ static void test_split(void) {
     if (!ok) printf("     %s\n", err.text);
     ok = ok && each_rank(&SMALL, &ONE, false, dir, job_read_weights, &err);
     check(&checks, ok, "weights in two files with an index");
-    static const struct { const char *from, *to, *says; } LIES[] = {
-        {"\"h.0.attn.c_attn.bias\":\"model-00001", "\"h.0.attn.c_attn.bias\":\"model-00002", "h.0.attn.c_attn.bias"},
-        {"\"h.0.attn.c_attn.bias\"", "\"h.9.attn.c_attn.bias\"", "puts tensor h.9.attn.c_attn.bias into"},
+    static const struct { const char *from, *to, *says;
+    } LIES[] = {
+        {"\"h.0.attn.c_attn.bias\":\"model-00001", "\"h.0.attn.c_attn.bias\":\"model-00002",
+         "h.0.attn.c_attn.bias"},
+        {"\"h.0.attn.c_attn.bias\"", "\"h.9.attn.c_attn.bias\"",
+         "puts tensor h.9.attn.c_attn.bias into"},
         {"\"h.0.attn.c_attn.bias\":\"model-00001-of-00002.safetensors\",", "",
          "it lists 87 tensors, and its files have 88"},
-        {"model-00002-of", "model-00003-of", "model-00003-of-00002.safetensors, which is not there"},
-        {"_map\":{", "_map\":{\"extra\":\"model-00001-of-00002.safetensors\",", "puts tensor extra into"},
-        {"_map\":{", "_map\":{\"wpe.weight\":\"model-00002-of-00002.safetensors\",", "has \"wpe.weight\" twice"},
+        {"model-00002-of", "model-00003-of",
+         "model-00003-of-00002.safetensors, which is not there"},
+        {"_map\":{", "_map\":{\"extra\":\"model-00001-of-00002.safetensors\",",
+         "puts tensor extra into"},
+        {"_map\":{", "_map\":{\"wpe.weight\":\"model-00002-of-00002.safetensors\",",
+         "has \"wpe.weight\" twice"},
         {"\"model-00001-of", "\"../model-00001-of", "entry 0 of its \"weight_map\""},
         {"weight_map", "weight_mop", "has no \"weight_map\""},
         {"\"weight_map\":{", "\"weight_map\":{\"x\":3,", "entry 0 of its \"weight_map\""},
@@ -679,63 +752,91 @@ static void test_split(void) {
     for (size_t i = 0; i < sizeof LIES / sizeof LIES[0]; i++) {
         write_split(whole, dir, LIES[i].from, LIES[i].to);
         bool refused = !checkpoint_is_complete(dir, &SMALL, 1, &err);
-        check(&checks, refused && says(&err, LIES[i].says) && says(&err, "model.safetensors.index.json"),
+        check(&checks,
+              refused && says(&err, LIES[i].says) && says(&err, "model.safetensors.index.json"),
               "refused: an index that lies -> %s", err.text);
     }
 }
 
 #define SIZES "\"n_layer\":2,\"n_head\":4,\"n_embd\":32,\"n_positions\":24,\"vocab_size\":61"
 #define GPT2(members) "{\"model_type\":\"gpt2\"," members "}"
-#define GPT2_DEFAULTS \
-    "\"_name_or_path\":\"\",\"activation_function\":\"gelu_new\",\"add_cross_attention\":false,\"architectures\":null," \
-    "\"attn_pdrop\":0.1,\"bad_words_ids\":null,\"begin_suppress_tokens\":null,\"bos_token_id\":50256," \
-    "\"chunk_size_feed_forward\":0,\"cross_attention_hidden_size\":null,\"decoder_start_token_id\":null," \
-    "\"diversity_penalty\":0.0,\"do_sample\":false,\"dtype\":null,\"early_stopping\":false,\"embd_pdrop\":0.1," \
-    "\"encoder_no_repeat_ngram_size\":0,\"eos_token_id\":50256,\"exponential_decay_length_penalty\":null," \
-    "\"finetuning_task\":null,\"forced_bos_token_id\":null,\"forced_eos_token_id\":null,\"id2label\":{\"0\":\"A\"}," \
-    "\"initializer_range\":0.02,\"is_decoder\":false,\"is_encoder_decoder\":false,\"label2id\":{\"A\":0}," \
-    "\"layer_norm_epsilon\":1e-05,\"length_penalty\":1.0,\"max_length\":20,\"min_length\":0,\"n_inner\":null," \
-    "\"no_repeat_ngram_size\":0,\"num_beam_groups\":1,\"num_beams\":1,\"num_return_sequences\":1," \
-    "\"output_attentions\":false,\"output_hidden_states\":false,\"output_scores\":false,\"pad_token_id\":null," \
+#define GPT2_DEFAULTS                                                                            \
+    "\"_name_or_path\":\"\",\"activation_function\":\"gelu_new\",\"add_cross_attention\":false," \
+    "\"architectures\":null,"                                                                    \
+    "\"attn_pdrop\":0.1,\"bad_words_ids\":null,\"begin_suppress_tokens\":null,\"bos_token_id\":" \
+    "50256,"                                                                                     \
+    "\"chunk_size_feed_forward\":0,\"cross_attention_hidden_size\":null,\"decoder_start_token_"  \
+    "id\":null,"                                                                                 \
+    "\"diversity_penalty\":0.0,\"do_sample\":false,\"dtype\":null,\"early_stopping\":false,"     \
+    "\"embd_pdrop\":0.1,"                                                                        \
+    "\"encoder_no_repeat_ngram_size\":0,\"eos_token_id\":50256,\"exponential_decay_length_"      \
+    "penalty\":null,"                                                                            \
+    "\"finetuning_task\":null,\"forced_bos_token_id\":null,\"forced_eos_token_id\":null,"        \
+    "\"id2label\":{\"0\":\"A\"},"                                                                \
+    "\"initializer_range\":0.02,\"is_decoder\":false,\"is_encoder_decoder\":false,\"label2id\":" \
+    "{\"A\":0},"                                                                                 \
+    "\"layer_norm_epsilon\":1e-05,\"length_penalty\":1.0,\"max_length\":20,\"min_length\":0,"    \
+    "\"n_inner\":null,"                                                                          \
+    "\"no_repeat_ngram_size\":0,\"num_beam_groups\":1,\"num_beams\":1,\"num_return_sequences\":" \
+    "1,"                                                                                         \
+    "\"output_attentions\":false,\"output_hidden_states\":false,\"output_scores\":false,\"pad_"  \
+    "token_id\":null,"                                                                           \
     "\"prefix\":null,\"problem_type\":null,\"pruned_heads\":{},\"remove_invalid_values\":false," \
-    "\"reorder_and_upcast_attn\":false,\"repetition_penalty\":1.0,\"resid_pdrop\":0.1,\"return_dict\":true," \
-    "\"return_dict_in_generate\":false,\"scale_attn_by_inverse_layer_idx\":false,\"scale_attn_weights\":true," \
-    "\"sep_token_id\":null,\"summary_activation\":null,\"summary_first_dropout\":0.1," \
-    "\"summary_proj_to_labels\":true,\"summary_type\":\"cls_index\",\"summary_use_proj\":true," \
-    "\"suppress_tokens\":null,\"task_specific_params\":{\"text-generation\":{\"max_length\":50}}," \
-    "\"temperature\":1.0,\"tf_legacy_loss\":false,\"tie_encoder_decoder\":false,\"tie_word_embeddings\":true," \
-    "\"tokenizer_class\":null,\"top_k\":50,\"top_p\":1.0,\"torchscript\":false," \
-    "\"transformers_version\":\"4.57.6\",\"typical_p\":1.0,\"use_bfloat16\":false,\"use_cache\":true"
+    "\"reorder_and_upcast_attn\":false,\"repetition_penalty\":1.0,\"resid_pdrop\":0.1,\"return_" \
+    "dict\":true,"                                                                               \
+    "\"return_dict_in_generate\":false,\"scale_attn_by_inverse_layer_idx\":false,\"scale_attn_"  \
+    "weights\":true,"                                                                            \
+    "\"sep_token_id\":null,\"summary_activation\":null,\"summary_first_dropout\":0.1,"           \
+    "\"summary_proj_to_labels\":true,\"summary_type\":\"cls_index\",\"summary_use_proj\":true,"  \
+    "\"suppress_tokens\":null,\"task_specific_params\":{\"text-generation\":{\"max_length\":50}" \
+    "},"                                                                                         \
+    "\"temperature\":1.0,\"tf_legacy_loss\":false,\"tie_encoder_decoder\":false,\"tie_word_"     \
+    "embeddings\":true,"                                                                         \
+    "\"tokenizer_class\":null,\"top_k\":50,\"top_p\":1.0,\"torchscript\":false,"                 \
+    "\"transformers_version\":\"4.57.6\",\"typical_p\":1.0,\"use_bfloat16\":false,\"use_"        \
+    "cache\":true"
 static void test_config(void) {
     static const struct { const char *what, *text, *says;
     } cases[] = {
         {"the least that is needed", GPT2(SIZES), NULL},
         {"all defaults written out",
-         GPT2(SIZES ",\"activation_function\":\"gelu_new\",\"n_inner\":128,\"layer_norm_epsilon\":1e-05,"
-                    "\"tie_word_embeddings\":true,\"scale_attn_weights\":true,"
-                    "\"scale_attn_by_inverse_layer_idx\":false,\"reorder_and_upcast_attn\":false,\"attn_pdrop\":0.1"),
+         GPT2(
+             SIZES
+             ",\"activation_function\":\"gelu_new\",\"n_inner\":128,\"layer_norm_epsilon\":1e-05,"
+             "\"tie_word_embeddings\":true,\"scale_attn_weights\":true,"
+             "\"scale_attn_by_inverse_layer_idx\":false,\"reorder_and_upcast_attn\":false,\"attn_"
+             "pdrop\":0.1"),
          NULL},
         {"newer names that agree",
          GPT2(SIZES ",\"hidden_size\":32,\"num_hidden_layers\":2,\"num_attention_heads\":4,"
-                    "\"max_position_embeddings\":24,\"n_ctx\":24,\"n_inner\":null"), NULL},
+                    "\"max_position_embeddings\":24,\"n_ctx\":24,\"n_inner\":null"),
+         NULL},
         {"all that transformers 5.24 and 4.57 write", GPT2(SIZES "," GPT2_DEFAULTS), NULL},
-        {"two widths", GPT2(SIZES ",\"hidden_size\":64"), "\"n_embd\" and \"hidden_size\" disagree"},
-        {"two depths", GPT2(SIZES ",\"num_hidden_layers\":3"), "\"n_layer\" and \"num_hidden_layers\" disagree"},
-        {"two counts of heads", GPT2(SIZES ",\"num_attention_heads\":8"), "\"num_attention_heads\" disagree"},
+        {"two widths", GPT2(SIZES ",\"hidden_size\":64"),
+         "\"n_embd\" and \"hidden_size\" disagree"},
+        {"two depths", GPT2(SIZES ",\"num_hidden_layers\":3"),
+         "\"n_layer\" and \"num_hidden_layers\" disagree"},
+        {"two counts of heads", GPT2(SIZES ",\"num_attention_heads\":8"),
+         "\"num_attention_heads\" disagree"},
         {"two lengths", GPT2(SIZES ",\"n_ctx\":1024"), "\"n_positions\" and \"n_ctx\" disagree"},
-        {"two types", GPT2(SIZES ",\"dtype\":\"float16\",\"torch_dtype\":\"float32\""), "\"torch_dtype\" disagree"},
+        {"two types", GPT2(SIZES ",\"dtype\":\"float16\",\"torch_dtype\":\"float32\""),
+         "\"torch_dtype\" disagree"},
         {"RoPE", GPT2(SIZES ",\"rope_theta\":10000.0"), "\"rope_theta\" is not supported"},
-        {"a member that nobody knows", GPT2(SIZES ",\"logit_scale\":0.5"), "\"logit_scale\" is not supported"},
+        {"a member that nobody knows", GPT2(SIZES ",\"logit_scale\":0.5"),
+         "\"logit_scale\" is not supported"},
         {"a member that is null", GPT2(SIZES ",\"logit_scale\":null"), NULL},
-        {"cross attention", GPT2(SIZES ",\"add_cross_attention\":true"), "\"add_cross_attention\" must be false"},
-        {"heads that were cut out", GPT2(SIZES ",\"pruned_heads\":{\"0\":[1]}"), "\"pruned_heads\" must be {}"},
+        {"cross attention", GPT2(SIZES ",\"add_cross_attention\":true"),
+         "\"add_cross_attention\" must be false"},
+        {"heads that were cut out", GPT2(SIZES ",\"pruned_heads\":{\"0\":[1]}"),
+         "\"pruned_heads\" must be {}"},
         {"another architecture", "{\"model_type\":\"llama\"," SIZES "}", "model_type"},
         {"no model_type", "{" SIZES "}", "model_type"},
         {"model_type is a number", "{\"model_type\":2," SIZES "}", "model_type"},
         {"ReLU", GPT2(SIZES ",\"activation_function\":\"relu\""), "gelu_new"},
         {"another epsilon", GPT2(SIZES ",\"layer_norm_epsilon\":1e-6"), "layer_norm_epsilon"},
         {"an untied head", GPT2(SIZES ",\"tie_word_embeddings\":false"), "tie_word_embeddings"},
-        {"attention scaled by layer", GPT2(SIZES ",\"scale_attn_by_inverse_layer_idx\":true"), "scale_attn"},
+        {"attention scaled by layer", GPT2(SIZES ",\"scale_attn_by_inverse_layer_idx\":true"),
+         "scale_attn"},
         {"unscaled attention", GPT2(SIZES ",\"scale_attn_weights\":false"), "scale_attn_weights"},
         {"another inner size", GPT2(SIZES ",\"n_inner\":64"), "n_inner"},
         {"a size twice", GPT2(SIZES ",\"n_embd\":64"), "twice"},
@@ -743,7 +844,9 @@ static void test_config(void) {
         {"heads that do not divide",
          GPT2("\"n_layer\":2,\"n_head\":5,\"n_embd\":32,\"n_positions\":24,\"vocab_size\":61"),
          "n_head 5 does not divide n_embd 32"},
-        {"no heads", GPT2("\"n_layer\":2,\"n_head\":0,\"n_embd\":32,\"n_positions\":24,\"vocab_size\":61"), "n_head"},
+        {"no heads",
+         GPT2("\"n_layer\":2,\"n_head\":0,\"n_embd\":32,\"n_positions\":24,\"vocab_size\":61"),
+         "n_head"},
         {"an absurd size", GPT2("\"n_layer\":1e15,\"n_head\":4,\"n_embd\":32"), "n_layer"},
         {"a fractional size", GPT2("\"n_layer\":2.5,\"n_head\":4,\"n_embd\":32"), "n_layer"},
         {"NaN", GPT2("\"n_embd\":NaN"), "not valid JSON"},
@@ -757,26 +860,32 @@ static void test_config(void) {
         write_text(path, cases[i].text);
         bool read = config_read(dir, NULL, &g, &err);
         bool ok = read == !cases[i].says && (read || says(&err, cases[i].says));
-        if (read) ok &= g.L == 2 && g.NH == 4 && g.C == 32 && g.maxT == 24 && g.V == 61 && g.Vp == 128;
+        if (read)
+            ok &= g.L == 2 && g.NH == 4 && g.C == 32 && g.maxT == 24 && g.V == 61 && g.Vp == 128;
         check(&checks, ok, "config.json: %s", cases[i].what);
     }
     bool ok = config_write(path, &SMALL, true, &err) && config_read(dir, NULL, &g, &err);
-    check(&checks, ok && memcmp(&g, &SMALL, sizeof g) == 0, "config.json: what is written is read back");
+    check(&checks, ok && memcmp(&g, &SMALL, sizeof g) == 0,
+          "config.json: what is written is read back");
     size_t bytes;
     free(read_file(path, &bytes));
     for (size_t n = bytes - 1; n-- > 0;) {  // the last byte is a newline
         ok &= truncate(path, (off_t)n) == 0 && !config_read(dir, NULL, &g, &err);
     }
-    check(&checks, ok && !config_read(in_root("nowhere"), NULL, &g, &err) && says(&err, "No such file"),
+    check(&checks,
+          ok && !config_read(in_root("nowhere"), NULL, &g, &err) && says(&err, "No such file"),
           "config.json: each truncation is refused");
 }
 
 // What a folder brought and training does not change comes out again.
 static void test_kept(void) {
     static const char source[] =
-        "{\n    \"architectures\" : [ \"GPT2Model\" ],\"model_type\":\"gpt2\"," SIZES ",\n"
-        "    \"bos_token_id\": 0, \"eos_token_id\": [0, 60], \"pad_token_id\": 3, \"resid_pdrop\": 0.10,\n"
-        "    \"task_specific_params\": {\"torch_dtype\": \"}\\\"{\", \"a\": [1.0, {\"x\": 2e0}]}, \"dty\\u0070e\": \"float16\"\t}\n";
+        "{\n    \"architectures\" : [ \"GPT2Model\" ],\"model_type\":\"gpt2\"," SIZES
+        ",\n"
+        "    \"bos_token_id\": 0, \"eos_token_id\": [0, 60], \"pad_token_id\": 3, "
+        "\"resid_pdrop\": 0.10,\n"
+        "    \"task_specific_params\": {\"torch_dtype\": \"}\\\"{\", \"a\": [1.0, {\"x\": "
+        "2e0}]}, \"dty\\u0070e\": \"float16\"\t}\n";
     Error err = {""};
     GPTConfig g = {2, 32, 4, 61, 128, 24, NULL}, read;
     Kept kept;
@@ -794,7 +903,8 @@ static void test_kept(void) {
         ok = ok && checkpoint_create(out, &no_lock, 1, &g, bf16, &kept, tmp, &err);
         char *want = replaced(source, "[ \"GPT2Model\" ]", "[\"GPT2LMHeadModel\"]"), *got = NULL;
         char *typed = replaced(want, "\"float16\"", bf16 ? "\"bfloat16\"" : "\"float32\"");
-        ok = ok && (got = read_file(in(tmp, "config.json"), NULL)) != NULL && strcmp(got, typed) == 0;
+        ok = ok && (got = read_file(in(tmp, "config.json"), NULL)) != NULL &&
+             strcmp(got, typed) == 0;
         check(&checks, ok && config_read(tmp, NULL, &read, &err),
               "config.json comes out as it was but for class and type %s", got ? got : err.text);
         for (int i = 0; i < KEPT_COUNT && ok; i++) {
@@ -826,26 +936,42 @@ static void test_kept(void) {
     };
     for (size_t i = 0; i < sizeof MEMBERS / sizeof MEMBERS[0]; i++) {
         char *made = json_set_member(strdup(MEMBERS[i].text), MEMBERS[i].key, MEMBERS[i].value);
-        check(&checks, strcmp(made, MEMBERS[i].want) == 0, "\"%s\" set in %s", MEMBERS[i].key, MEMBERS[i].text);
+        check(&checks, strcmp(made, MEMBERS[i].want) == 0, "\"%s\" set in %s", MEMBERS[i].key,
+              MEMBERS[i].text);
         free(made);
     }
     // What cannot be kept is left out: training does not need it.
     const char *odd = in_root("odd");
     mkdir(odd, 0777);
     write_text(in(odd, "config.json"), source);
-    ok = symlink("nowhere", in(odd, "tokenizer.json")) == 0 && mkdir(in(odd, "vocab.json"), 0777) == 0;
+    ok = symlink("nowhere", in(odd, "tokenizer.json")) == 0 &&
+         mkdir(in(odd, "vocab.json"), 0777) == 0;
     write_text(in(odd, "merges.txt"), "x");
-    ok = ok && truncate(in(odd, "merges.txt"), KEPT_MOST_BYTES + 1) == 0 && kept_read(&kept, odd, &err);
+    ok = ok && truncate(in(odd, "merges.txt"), KEPT_MOST_BYTES + 1) == 0 &&
+         kept_read(&kept, odd, &err);
     for (int i = 0; i < KEPT_COUNT; i++) ok = ok && !kept.files[i];
-    check(&checks, ok, "a dangling link, a folder and a file that is too large are left out with a note");
+    check(&checks, ok,
+          "a dangling link, a folder and a file that is too large are left out with a note");
     kept_free(&kept);
 }
 
 static void test_reals(void) {
-    static const struct { double x; const char *text; } REALS[] = {
-        {8, "8.0"}, {1e-6, "1e-06"}, {1e-5, "1e-05"}, {0.0001, "0.0001"}, {0.5, "0.5"}, {5e5, "500000.0"},
-        {0.041666666666666664, "0.041666666666666664"}, {1e16, "1e+16"}, {123456789012345680.0, "1.2345678901234568e+17"},
-        {0.1, "0.1"}, {1.0 / 3, "0.3333333333333333"}, {1e11, "100000000000.0"}, {12345.678, "12345.678"}, {0, "0.0"},
+    static const struct { double x; const char *text;
+    } REALS[] = {
+        {8, "8.0"},
+        {1e-6, "1e-06"},
+        {1e-5, "1e-05"},
+        {0.0001, "0.0001"},
+        {0.5, "0.5"},
+        {5e5, "500000.0"},
+        {0.041666666666666664, "0.041666666666666664"},
+        {1e16, "1e+16"},
+        {123456789012345680.0, "1.2345678901234568e+17"},
+        {0.1, "0.1"},
+        {1.0 / 3, "0.3333333333333333"},
+        {1e11, "100000000000.0"},
+        {12345.678, "12345.678"},
+        {0, "0.0"},
     };
     char text[40];
     bool ok = true;
@@ -880,7 +1006,8 @@ static void test_state(void) {
             *fields[k] = ldexp((double)(mix(i * 7 + (uint64_t)k) >> 11), -60 - (int)i / 5);
         }
         ok &= trainer_state_write(path, &a, NULL, &err) && trainer_state_read(dir, &b, &err);
-        ok &= a.step == b.step && a.sample == b.sample && b.first_step == b.step && a.bf16 == b.bf16;
+        ok &= a.step == b.step && a.sample == b.sample && b.first_step == b.step &&
+              a.bf16 == b.bf16;
         ok &= a.save == b.save && a.validated == b.validated && a.sampled == b.sampled;
         ok &= strcmp(a.data, b.data) == 0 && memcmp(&a.opt, &b.opt, sizeof a.opt) == 0;
     }
@@ -915,7 +1042,9 @@ static void test_state(void) {
     char *older = replaced(text, "\"validated\":", "\"invalidated\":");
     write_text(path, older);
     bool late = trainer_state_read(dir, &s, &err) && s.validated == 0 && s.sampled == 3 * 199;
-    check(&checks, late, "trainer.json: the step of the last validation is 0 in files of older builds, which lack it");
+    check(&checks, late,
+          "trainer.json: the step of the last validation is 0 in files of older builds, which "
+          "lack it");
     free(older);
     check(&checks, ok, "trainer.json: wrong version, missing, malformed and repeated members");
     TrainerState of_lesson = example_state(5);
@@ -924,10 +1053,12 @@ static void test_state(void) {
          strcmp(s.lesson, of_lesson.lesson) == 0;
     older = replaced(text, ",\n  \"lesson\": \"\"", "");
     write_text(path, older);
-    ok = ok && strstr(text, "\"lesson\"") && !strstr(older, "lesson") && trainer_state_read(dir, &s, &err) && !s.lesson[0];
+    ok = ok && strstr(text, "\"lesson\"") && !strstr(older, "lesson") &&
+         trainer_state_read(dir, &s, &err) && !s.lesson[0];
     free(older);
     free(text);
-    check(&checks, ok, "trainer.json: a lesson's options come back, and an older file without them is read");
+    check(&checks, ok,
+          "trainer.json: a lesson's options come back, and an older file without them is read");
     char *notes;
     FILE *out = open_memstream(&notes, &bytes);
     TrainerState a = example_state(5), b = example_state(9);
@@ -940,24 +1071,31 @@ static void test_state(void) {
     b.opt.seq = 128;
     ok &= !trainer_state_compare(&a, &b, out, &err) && says(&err, "seq = 64, this run has 128");
     fclose(out);
-    ok &= strstr(notes, "with global_batch = 8, this run has 16\n") && strstr(notes, "with lr = 0.000") != NULL;
-    ok &= strstr(notes, "with capacity = 4, this run has 0.5\n") && strstr(notes, "with z-loss = 0.01, this run has 0\n");
+    ok &= strstr(notes, "with global_batch = 8, this run has 16\n") &&
+          strstr(notes, "with lr = 0.000") != NULL;
+    ok &= strstr(notes, "with capacity = 4, this run has 0.5\n") &&
+          strstr(notes, "with z-loss = 0.01, this run has 0\n");
     ok &= strstr(notes, "balance-loss") == NULL;
     free(notes);
     check(&checks, ok, "a run that resumes with other options is told, with another seq refused");
-    static DataLoader data = {.source_count = 2, .sources = {{.weight = 1, .samples = 500}, {.weight = 1, .samples = 500}}};
+    static DataLoader data = {
+        .source_count = 2,
+        .sources = {{.weight = 1, .samples = 500}, {.weight = 1, .samples = 500}}};
     static const char older_blend[] = "1 x 500 + 1 x 500";
     strcpy(a.data, older_blend);
     a.opt.shuffle = true;
-    ok = !progress_data(&a, &data, false, &err) && says(&err, "than --train-data names (1 x 500 + 1 x 500, each in an order");
+    ok = !progress_data(&a, &data, false, &err) &&
+         says(&err, "than --train-data names (1 x 500 + 1 x 500, each in an order");
     a.opt.shuffle = false;
     ok &= progress_data(&a, &data, false, &err) && strcmp(a.data, older_blend) == 0;
     a.opt.shuffle = true;
     ok &= progress_data(&a, &data, true, &err) && progress_data(&a, &data, false, &err);
-    check(&checks, ok, "a blend that was shuffled in one order for all its sets is refused, or taken with --verify 0");
+    check(&checks, ok,
+          "a blend that was shuffled in one order for all its sets is refused, or taken with "
+          "--verify 0");
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// ----------------------------------------------------------------------------------------
 // Interruptions and full disks
 
 static size_t count_entries(const char *dir) {
@@ -982,17 +1120,20 @@ static bool latest_is(const char *out, const char *name) { return newest_is(out,
 static void test_folders(void) {
     Error err;
     char tmp[PATH_MAX];
-    const char *out = in_root("a/b/out"), *step_10 = in(out, "step-00000010"), *step_20 = in(out, "step-00000020");
+    const char *out = in_root("a/b/out"), *step_10 = in(out, "step-00000010"),
+               *step_20 = in(out, "step-00000020");
     bool ok = latest_is(out, "");
     check(&checks, ok, "no folder yet: no checkpoint, and no error");
     ok = save_one(out, 5, &SMALL, &err) && save_one(out, 10, &SMALL, &err);
     check(&checks, ok && latest_is(out, "step-00000010"), "the newest checkpoint is found");
-    ok = checkpoint_create(out, &no_lock, 15, &SMALL, false, NULL, tmp, &err) && latest_is(out, "step-00000010");
+    ok = checkpoint_create(out, &no_lock, 15, &SMALL, false, NULL, tmp, &err) &&
+         latest_is(out, "step-00000010");
     ok = ok && save_one(out, 20, &SMALL, &err) && count_entries(out) == 4;
     mkdir(in(out, "step-00000099"), 0777);  // somebody's empty folder
     mkdir(in(out, "step-mine"), 0777);
     mkdir(in(out, "tmp-mine"), 0777);
-    check(&checks, ok && latest_is(out, "step-00000020"), "an interrupted save and foreign folders do not count");
+    check(&checks, ok && latest_is(out, "step-00000020"),
+          "an interrupted save and foreign folders do not count");
     checkpoint_prune(out, 0, 20);
     ok = count_entries(out) == 7 && checkpoint_claim(out, true, &lock, &err);
     ok = ok && !file_exists(tmp) && count_entries(out) == 6;
@@ -1010,16 +1151,19 @@ static void test_folders(void) {
     check(&checks, ok, "the same step saved again replaces the old one");
     ok = save_one(out, 30, &SMALL, &err) && save_one(out, 25, &SMALL, &err);
     check(&checks, ok && latest_is(out, "step-00000025"),
-          "the newest checkpoint is the one that was saved last, though an earlier run came further");
+          "the newest checkpoint is the one that was saved last, though an earlier run came "
+          "further");
     ok = rename(in(out, "step-00000030"), in(out, "tmp-00000030-node-7")) == 0 &&
          checkpoint_claim(out, true, &lock, &err) && file_exists(in(out, "step-00000030"));
     check(&checks, ok, "a checkpoint that lacked but its name gets it from the next run");
     write_file(in_root("file"), "x", 1);
     ok = !checkpoint_claim(in_root("file"), true, &lock, &err) && says(&err, "not a folder");
-    ok &= !checkpoint_claim(in_root("file/out"), true, &lock, &err) && says(&err, "Not a directory");
+    ok &= !checkpoint_claim(in_root("file/out"), true, &lock, &err) &&
+          says(&err, "Not a directory");
     ok &= !checkpoint_claim("/proc/out", true, &lock, &err) && says(&err, "/proc/out");
     ok &= !checkpoint_claim("", true, &lock, &err) && says(&err, "");
-    ok &= checkpoint_claim(in_root("a/b/new/"), true, &lock, &err) && count_entries(in_root("a/b/new")) == 0;
+    ok &= checkpoint_claim(in_root("a/b/new/"), true, &lock, &err) &&
+          count_entries(in_root("a/b/new")) == 0;
     ok &= !checkpoint_create(in_root("file/out"), &no_lock, 1, &SMALL, false, NULL, tmp, &err) &&
           says(&err, "Not a directory");
     check(&checks, ok, "unwritable --out");
@@ -1038,16 +1182,20 @@ static void test_order(void) {
     Error err = {""};
     const char *out = in_root("order");
     bool ok = save_one(out, 10, &TINY, &err) && set_time(in(out, "step-00000010/trainer.json"), 0);
-    check(&checks, ok && latest_is(out, "step-00000010"), "a checkpoint of the year 1970 is one %s", err.text);
+    check(&checks, ok && latest_is(out, "step-00000010"),
+          "a checkpoint of the year 1970 is one %s", err.text);
     ok = set_time(in(out, "step-00000010/trainer.json"), IN_2033) && save_one(out, 20, &TINY, &err);
     checkpoint_prune(out, 1, 20);
     check(&checks, ok && latest_is(out, "step-00000020") && count_entries(out) == 1,
-          "a clock that was ahead: the next save stays, and the older checkpoint goes %s", err.text);
+          "a clock that was ahead: the next save stays, and the older checkpoint goes %s",
+          err.text);
     ok = set_time(in(out, "step-00000020/trainer.json"), IN_2033) &&
          save_one(out, 15, &TINY, &err) && save_one(out, 12, &TINY, &err);
-    check(&checks, ok && latest_is(out, "step-00000012"), "and of a run that went back, the last save %s", err.text);
-    ok = truncate(in(out, "step-00000015/trainer.json"), 0) == 0 && checkpoint_next_save(out, 0) == 5 &&
-         checkpoint_next_save(out, 7) == 8 && save_one(out, 16, &TINY, &err);
+    check(&checks, ok && latest_is(out, "step-00000012"),
+          "and of a run that went back, the last save %s", err.text);
+    ok = truncate(in(out, "step-00000015/trainer.json"), 0) == 0 &&
+         checkpoint_next_save(out, 0) == 5 && checkpoint_next_save(out, 7) == 8 &&
+         save_one(out, 16, &TINY, &err);
     checkpoint_prune(out, 2, 16);
     check(&checks, ok && latest_is(out, "step-00000016") && count_entries(out) == 4,
           "a trainer.json that cannot be read takes no other checkpoint's place %s", err.text);
@@ -1056,15 +1204,17 @@ static void test_order(void) {
     ok = save_one(equal, 40, &TINY, &err) && save_one(equal, 30, &TINY, &err) &&
          trainer_state_write(in(equal, "step-00000040/trainer.json"), &later, NULL, &err) &&
          trainer_state_write(in(equal, "step-00000030/trainer.json"), &earlier, NULL, &err);
-    check(&checks, ok && newest_is(equal, false, "step-00000040"), "equal counts of saves: by step %s", err.text);
+    check(&checks, ok && newest_is(equal, false, "step-00000040"),
+          "equal counts of saves: by step %s", err.text);
     edited.save = TRAINER_MOST_SAVES;
     ok = ok && trainer_state_write(in(out, "step-00000012/trainer.json"), &edited, NULL, &err) &&
          save_one(out, 31, &TINY, &err) &&
          trainer_state_read(in(out, "step-00000031"), &edited, &err);
-    check(&checks, ok && checkpoint_next_save(out, 0) == TRAINER_MOST_SAVES, "the largest count of saves stays %s",
-          err.text);
+    check(&checks, ok && checkpoint_next_save(out, 0) == TRAINER_MOST_SAVES,
+          "the largest count of saves stays %s", err.text);
     ok = save_one(equal, 7, &TINY, &err);
-    check(&checks, ok && newest_is(equal, false, "step-00000007"), "and a larger count is later %s", err.text);
+    check(&checks, ok && newest_is(equal, false, "step-00000007"),
+          "and a larger count is later %s", err.text);
 }
 
 // The file of somebody, as it was written?
@@ -1078,9 +1228,13 @@ static bool is_mine(const char *path) {
 
 // Files under --out that we did not write stay, whatever their names are.
 static void test_foreign_files(void) {
-    static const char *const files[] = {"tmp-2024/thesis.tex", "tmp-00000004-of-2024/model.safetensors", "step-1/notes",
-                                        "tmp-00000003-node-12/notes", "step-00000005/model.safetensors",
-                                        "step-00000006/notes", "step-00000008/notes"};
+    static const char *const files[] = {"tmp-2024/thesis.tex",
+                                        "tmp-00000004-of-2024/model.safetensors",
+                                        "step-1/notes",
+                                        "tmp-00000003-node-12/notes",
+                                        "step-00000005/model.safetensors",
+                                        "step-00000006/notes",
+                                        "step-00000008/notes"};
     enum { COUNT = sizeof files / sizeof files[0] };
     Error err;
     char folder[64], moved[PATH_MAX];
@@ -1103,7 +1257,8 @@ static void test_foreign_files(void) {
         const char *path = i < COUNT - 1 ? in(out, files[i]) : in(moved, "notes");
         if (!is_mine(path)) ok = error_set(&err, "%s is gone", path);
     }
-    check(&checks, ok, "%d files of others under --out stay%s%s", (int)COUNT, ok ? "" : ": ", ok ? "" : err.text);
+    check(&checks, ok, "%d files of others under --out stay%s%s", (int)COUNT, ok ? "" : ": ",
+          ok ? "" : err.text);
 }
 
 // A removal that was interrupted behind any of its files is completed by the next run.
@@ -1116,10 +1271,13 @@ static void test_cut_removal(void) {
         snprintf(name, sizeof name, "tmp-00000005-node-%d", gone + 1);
         const char *folder = in(out, name);
         ok = ok && folder_make(folder, &err);
-        for (int i = gone; i < CHECKPOINT_FILE_COUNT; i++) write_text(in(folder, CHECKPOINT_FILES[i]), "x");
+        for (int i = gone; i < CHECKPOINT_FILE_COUNT; i++)
+            write_text(in(folder, CHECKPOINT_FILES[i]), "x");
     }
-    ok = ok && count_entries(out) == CHECKPOINT_FILE_COUNT + 1 && checkpoint_claim(out, true, &lock, &err);
-    check(&checks, ok && count_entries(out) == 0, "what is left of interrupted removals goes %s", err.text);
+    ok = ok && count_entries(out) == CHECKPOINT_FILE_COUNT + 1 &&
+         checkpoint_claim(out, true, &lock, &err);
+    check(&checks, ok && count_entries(out) == 0, "what is left of interrupted removals goes %s",
+          err.text);
 }
 
 // Two runs with one --out: the second one is refused until the first has ended, however it ends.
@@ -1151,7 +1309,8 @@ static void test_lock(void) {
     write_text(tex, "mine");
     ok = unlink(dot_lock) == 0 && symlink("../locked.tex", dot_lock) == 0;
     ok = ok && !checkpoint_claim(out, true, &lock, &err) && says(&err, "it is a symbolic link") &&
-         unlink(dot_lock) == 0 && rename(tex, dot_lock) == 0 && checkpoint_claim(out, true, &lock, &err);
+         unlink(dot_lock) == 0 && rename(tex, dot_lock) == 0 &&
+         checkpoint_claim(out, true, &lock, &err);
     check(&checks, ok && is_mine(dot_lock), "a file .lock of somebody stays as it is %s", err.text);
     int before = lock;
     ok = folder_keep_lock(out, &lock, &err) && lock == before && unlink(dot_lock) == 0 &&
@@ -1188,8 +1347,9 @@ static void test_path_lengths(void) {
         }
     }
     check(&checks, ok && accepted == 3 && refused > 20,
-          "--out is refused at once where it is too long (%d lengths), and one less can be saved to%s%s", refused,
-          ok ? "" : ": ", ok ? "" : err.text);
+          "--out is refused at once where it is too long (%d lengths), and one less can be saved "
+          "to%s%s",
+          refused, ok ? "" : ": ", ok ? "" : err.text);
 }
 
 // Of the checkpoints under --out, those that are damaged do not count.
@@ -1199,8 +1359,10 @@ static void test_unsound(void) {
     const char *out = in_root("unsound");
     bool ok = true;
     for (size_t step = 1; step <= 4; step++) ok = ok && save_one(out, step, &TINY, &err);
-    ok = ok && latest_is(out, "step-00000004") && truncate(in(out, "step-00000004/trainer.json"), 0) == 0;
-    check(&checks, ok && latest_is(out, "step-00000003"), "--resume auto passes over an empty trainer.json");
+    ok = ok && latest_is(out, "step-00000004") &&
+         truncate(in(out, "step-00000004/trainer.json"), 0) == 0;
+    check(&checks, ok && latest_is(out, "step-00000003"),
+          "--resume auto passes over an empty trainer.json");
     ok = truncate(in(out, "step-00000003/optimizer.safetensors"), 1000) == 0;
     check(&checks, ok && latest_is(out, "step-00000002"), "a truncated optimizer");
     ok = unlink(in(out, "step-00000002/model.safetensors")) == 0;
@@ -1208,20 +1370,25 @@ static void test_unsound(void) {
     ok = unlink(in(out, "step-00000001/config.json")) == 0;
     ok &= !latest_sound(out, true, path, &err) &&
           says(&err, "no checkpoint under") && says(&err, "step-00000004/trainer.json");
-    check(&checks, ok, "and where none is sound it refuses, and names what is wrong with the newest");
+    check(&checks, ok,
+          "and where none is sound it refuses, and names what is wrong with the newest");
 }
 
-// Several ranks read a share each: their sums together equal one rank's that reads all, and none reads all.
+// Several ranks read a share each: their sums together equal one rank's that reads all, and none
+// reads all.
 static void test_shares(void) {
     Error err = {""};
     const char *dir = in_root("shares/step-00000001");
-    static const GPTConfig wide = {2, 192, 3, 700, 768, 40, NULL};  // some tensors are longer than a piece
+    static const GPTConfig wide = {2,   192, 3,   700,
+                                   768, 40,  NULL};  // some tensors are longer than a piece
     bool ok = save_one(in_root("shares"), 1, &wide, &err);
     Checksums whole, sums[5];
-    ok = ok && checkpoint_sum(dir, NULL, 0, 1, true, &whole, &err) && checkpoint_matches(dir, &whole, &err);
+    ok = ok && checkpoint_sum(dir, NULL, 0, 1, true, &whole, &err) &&
+         checkpoint_matches(dir, &whole, &err);
     size_t partial = 0, wrong = 0;
     for (size_t rank = 0; rank < 5 && ok; rank++) {
-        ok = checkpoint_sum(dir, NULL, rank, 5, true, &sums[rank], &err) && sums[rank].count == whole.count;
+        ok = checkpoint_sum(dir, NULL, rank, 5, true, &sums[rank], &err) &&
+             sums[rank].count == whole.count;
         partial += !checkpoint_matches(dir, &sums[rank], &err) && says(&err, "is damaged: ");
     }
     for (size_t i = 0; i < whole.count && ok; i++) {
@@ -1229,8 +1396,9 @@ static void test_shares(void) {
         for (size_t rank = 0; rank < 5; rank++) sum += sums[rank].sums[i];
         wrong += sum != whole.sums[i];
     }
-    check(&checks, ok && partial == 5 && wrong == 0, "the shares of 5 ranks add up to the checksums%s%s",
-          ok ? "" : ": ", ok ? "" : err.text);
+    check(&checks, ok && partial == 5 && wrong == 0,
+          "the shares of 5 ranks add up to the checksums%s%s", ok ? "" : ": ",
+          ok ? "" : err.text);
     for (size_t rank = 0; rank < 5 && ok; rank++) free(sums[rank].sums);
     free(whole.sums);
     // Weights in several files have their sums too.
@@ -1239,11 +1407,13 @@ static void test_shares(void) {
     ok = ok && st_open(&st, path, O_RDONLY, &err);
     FILE *file = ok ? fopen(in(dir, "model.safetensors.index.json"), "w") : NULL;
     for (size_t i = 0; file && i < st.count; i++) {
-        fprintf(file, "%s\"%s\":\"model-00001.safetensors\"", i ? "," : "{\"weight_map\":{", st.entries[i].name);
+        fprintf(file, "%s\"%s\":\"model-00001.safetensors\"", i ? "," : "{\"weight_map\":{",
+                st.entries[i].name);
     }
     if (file) fputs("}}", file), fclose(file);
     if (ok) st_close(&st);
-    ok = ok && file && rename(path, in(dir, "model-00001.safetensors")) == 0 && checkpoint_verify(dir, &err);
+    ok = ok && file && rename(path, in(dir, "model-00001.safetensors")) == 0 &&
+         checkpoint_verify(dir, &err);
     check(&checks, ok, "and are found where an index says%s%s", ok ? "" : ": ", ok ? "" : err.text);
 }
 
@@ -1273,8 +1443,9 @@ static void test_checksums(void) {
             free(data);
         }
         ok = ok && checkpoint_verify(dir, &err);
-        check(&checks, ok && found == rounds && rounds == 200, "%s: %d of %d flipped bits are found by the checksums",
-              bf16 ? "bf16" : "fp32", found, rounds);
+        check(&checks, ok && found == rounds && rounds == 200,
+              "%s: %d of %d flipped bits are found by the checksums", bf16 ? "bf16" : "fp32",
+              found, rounds);
         // Two neighbours that change places leave a plain sum as it is.
         size_t bytes;
         path = in(dir, files[1]);
@@ -1283,12 +1454,16 @@ static void test_checksums(void) {
         memmove(data + bytes - 8, data + bytes - 4, 4);
         memcpy(data + bytes - 4, four, 4);
         write_file(path, data, bytes);
-        ok = !checkpoint_verify(dir, &err) && says(&err, "is damaged") && latest_is(out, "step-00000001");
-        check(&checks, ok, "so are elements that changed places, and --resume auto takes the checkpoint before");
+        ok = !checkpoint_verify(dir, &err) && says(&err, "is damaged") &&
+             latest_is(out, "step-00000001");
+        check(
+            &checks, ok,
+            "so are elements that changed places, and --resume auto takes the checkpoint before");
         check(&checks, newest_is(out, false, "step-00000002"), "or, not to be verified, that one");
         free(data);
     }
-    // The weights of one run with the optimizer of another, as two runs with one --out once made them.
+    // The weights of one run with the optimizer of another, as two runs with one --out once made
+    // them.
     dir = in_root("mixed/step-00000002");
     bool ok = save_one(in_root("mixed"), 2, &TINY, &err);
     path = in(dir, files[0]);
@@ -1303,26 +1478,32 @@ static void test_checksums(void) {
     path = in(dir, "trainer.json");
     ok = trainer_state_write(path, &state, NULL, &err) && !checkpoint_verify(dir, &err) &&
          says(&err, "has no checksum of state");
-    check(&checks, ok, "a checkpoint without checksums cannot be compared, and is refused -> %s", err.text);
-    ok = trainer_state_write(path, &state, "{\"wte.weight\": 1}", &err) && !checkpoint_verify(dir, &err) &&
-         says(&err, "has no checksum of state");
+    check(&checks, ok, "a checkpoint without checksums cannot be compared, and is refused -> %s",
+          err.text);
+    ok = trainer_state_write(path, &state, "{\"wte.weight\": 1}", &err) &&
+         !checkpoint_verify(dir, &err) && says(&err, "has no checksum of state");
     check(&checks, ok, "one whose checksums are none is not");
 }
 
-// What stands in config.json alone, and in no tensor's shape, has a sum of its own, which older checkpoints lack.
+// What stands in config.json alone, and in no tensor's shape, has a sum of its own, which older
+// checkpoints lack.
 static void test_config_sum(void) {
     Error err = {""};
-    const char *out = in_root("edited"), *dir = in(out, "step-00000001"), *config = in(dir, "config.json");
+    const char *out = in_root("edited"), *dir = in(out, "step-00000001"),
+               *config = in(dir, "config.json");
     bool ok = save_one(out, 1, &TINY, &err) && checkpoint_verify(dir, &err);
-    char *text = read_file(config, NULL), *edited = replaced(text, "\"eos_token_id\": null", "\"eos_token_id\": 1234");
+    char *text = read_file(config, NULL),
+         *edited = replaced(text, "\"eos_token_id\": null", "\"eos_token_id\": 1234");
     write_text(config, edited);
-    ok = ok && !checkpoint_verify(dir, &err) && says(&err, "config.json is damaged: the file has the checksum");
+    ok = ok && !checkpoint_verify(dir, &err) &&
+         says(&err, "config.json is damaged: the file has the checksum");
     check(&checks, ok, "a member of config.json that was edited is found -> %s", err.text);
     const char *trainer = in(dir, "trainer.json");
     char *sums = read_file(trainer, NULL), *last = strstr(sums, ",\n    \"config.json\"");
     if (last) strcpy(last, "\n  }\n}\n");
     write_text(trainer, sums);
-    check(&checks, ok && last && checkpoint_verify(dir, &err), "a checkpoint without this sum stays valid %s", err.text);
+    check(&checks, ok && last && checkpoint_verify(dir, &err),
+          "a checkpoint without this sum stays valid %s", err.text);
     free(text), free(edited), free(sums);
 }
 
@@ -1352,7 +1533,8 @@ static void test_kill(void) {
         ok = ok && latest_sound(out, true, dir, &err) &&
              (dir[0] || error_set(&err, "no checkpoint is left"));
         ok = ok && checkpoint_is_complete(dir, &TINY, 3, &err) &&
-             trainer_state_read(dir, &state, &err) && each_rank(&TINY, &ONE, false, dir, job_read, &err);
+             trainer_state_read(dir, &state, &err) &&
+             each_rank(&TINY, &ONE, false, dir, job_read, &err);
         if ((int)count_entries(out) > most) most = (int)count_entries(out);
     }
     check(&checks, ok,
@@ -1371,7 +1553,9 @@ static int full_disk(const char *out, const GPTConfig *large, bool limit_now) {
         if (setrlimit(RLIMIT_FSIZE, &limit) != 0) return 2;
     }
     if (save_one(out, 2, large, &err)) return 3;
-    if (!says(&err, "cannot write") || !says(&err, limit_now ? "File too large" : "No space left")) return 4;
+    if (!says(&err, "cannot write") ||
+        !says(&err, limit_now ? "File too large" : "No space left"))
+        return 4;
     if (count_entries(out) != 1 || !latest_is(out, "step-00000001")) return 5;
     if (!each_rank(&TINY, &ONE, false, in(out, "step-00000001"), job_read, &err)) return 6;
     if (!save_one(out, 3, &TINY, &err)) return 7;
@@ -1380,7 +1564,8 @@ static int full_disk(const char *out, const GPTConfig *large, bool limit_now) {
     struct rlimit none = {100, 100};
     signal(SIGXFSZ, SIG_IGN);
     if (setrlimit(RLIMIT_FSIZE, &none) != 0) return 9;
-    if (each_rank(&TINY, &ONE, false, tmp, job_write, &err) || !says(&err, "cannot write")) return 10;
+    if (each_rank(&TINY, &ONE, false, tmp, job_write, &err) || !says(&err, "cannot write"))
+        return 10;
     checkpoint_remove(tmp);
     return latest_is(out, "step-00000003") && count_entries(out) == 2 ? 0 : 11;
 }
@@ -1392,7 +1577,8 @@ static void test_full_disk(void) {
     pid_t child = fork();
     if (child == 0) _exit(full_disk(in_root("limit"), &large, true));
     waitpid(child, &status, 0);
-    check(&checks, status == 0, "file size limit while saving: one sentence, previous checkpoint intact (%d)",
+    check(&checks, status == 0,
+          "file size limit while saving: one sentence, previous checkpoint intact (%d)",
           status >> 8);
     fflush(stdout);
     child = fork();
@@ -1408,10 +1594,12 @@ static void test_full_disk(void) {
         printf("     no right to mount a small disk: only the file size limit was tested\n");
         return;
     }
-    check(&checks, status == 0, "full disk while saving: one sentence, previous checkpoint intact (%d)", status >> 8);
+    check(&checks, status == 0,
+          "full disk while saving: one sentence, previous checkpoint intact (%d)", status >> 8);
 }
 
-// A folder whose name is taken by one that cannot be renamed: ours goes, anything else stays, and so does the new one.
+// A folder whose name is taken by one that cannot be renamed: ours goes, anything else stays, and
+// so does the new one.
 static void test_fixed(void) {
     Error err = {""};
     TrainerState state;
@@ -1427,13 +1615,17 @@ static void test_fixed(void) {
     out = in_root("held"), named = fixed_folder = in(out, "step-00000006");
     ok = folder_make(named, &err);
     write_text(in(named, "notes"), "mine");
-    ok = ok && !save_one(out, 6, &TINY, &err) && says(&err, "the checkpoint is whole, and stays in ");
+    ok = ok && !save_one(out, 6, &TINY, &err) &&
+         says(&err, "the checkpoint is whole, and stays in ");
     check(&checks, ok && is_mine(in(named, "notes")) && count_entries(out) == 2,
-          "somebody's folder stays, and so does the checkpoint that should have its name -> %s", err.text);
+          "somebody's folder stays, and so does the checkpoint that should have its name -> %s",
+          err.text);
     char stays[PATH_MAX];
     snprintf(stays, sizeof stays, "%s", strstr(err.text, "stays in ") + strlen("stays in "));
-    ok = ok && checkpoint_claim(out, true, &lock, &err) && trainer_state_read(stays, &state, &err) && state.step == 6;
-    check(&checks, ok && checkpoint_verify(stays, &err), "also when the next run clears the folder up %s", err.text);
+    ok = ok && checkpoint_claim(out, true, &lock, &err) &&
+         trainer_state_read(stays, &state, &err) && state.step == 6;
+    check(&checks, ok && checkpoint_verify(stays, &err),
+          "also when the next run clears the folder up %s", err.text);
     fixed_folder = NULL;
     ok = ok && unlink(in(named, "notes")) == 0 && checkpoint_claim(out, true, &lock, &err);
     check(&checks, ok && latest_is(out, "step-00000006") && count_entries(out) == 1,
@@ -1443,13 +1635,15 @@ static void test_fixed(void) {
 // The same on overlayfs itself: in a container that was made from an image with a run in it.
 static int overlay(const char *lower) {
     Error err = {""};
-    const char *upper = in(lower, "../upper"), *work = in(lower, "../work"), *mounted = in(lower, "../mounted");
+    const char *upper = in(lower, "../upper"), *work = in(lower, "../work"),
+               *mounted = in(lower, "../mounted");
     char options[PATH_MAX];
     snprintf(options, sizeof options, "lowerdir=%s,upperdir=%s,workdir=%s", lower, upper, work);
     if (mkdir(upper, 0777) != 0 || mkdir(work, 0777) != 0 || mkdir(mounted, 0777) != 0) return 1;
     if (unshare(CLONE_NEWNS) != 0 || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 ||
         mount("overlay", mounted, "overlay", 0, options) != 0) return 77;
-    if ((rename)(in(mounted, "step-00000004"), in(mounted, "other")) == 0) return 77;  // mounted with redirect_dir
+    if ((rename)(in(mounted, "step-00000004"), in(mounted, "other")) == 0)
+        return 77;  // mounted with redirect_dir
     if (!save(mounted, 4, &TINY, &ONE, true, &err)) return fprintf(stderr, "%s\n", err.text), 2;
     if (count_entries(mounted) != 2 || !latest_is(mounted, "step-00000004")) return 3;
     if (!checkpoint_is_complete(in(mounted, "step-00000004"), &TINY, 4, &err)) return 4;
@@ -1467,15 +1661,17 @@ static void test_overlay(void) {
     if (child == 0) _exit(overlay(lower));
     waitpid(child, &status, 0);
     if (status >> 8 == 77) printf("     no right to mount overlayfs: only its error was tested\n");
-    else check(&checks, ok && status == 0, "in a lower layer of overlayfs it is replaced and pruned, too (%d)",
-               status >> 8);
+    else
+        check(&checks, ok && status == 0,
+              "in a lower layer of overlayfs it is replaced and pruned, too (%d)", status >> 8);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// ----------------------------------------------------------------------------------------
 
 int main(void) {
     const char *tmpdir = getenv("TMPDIR") ? getenv("TMPDIR") : P_tmpdir;
-    const char *base = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : tmpdir;  // in memory: hundreds of fsyncs
+    const char *base = access("/dev/shm", W_OK) == 0 ? "/dev/shm"
+                                                     : tmpdir;  // in memory: hundreds of fsyncs
     snprintf(root, sizeof root, "%s/llmc-test-XXXXXX", base);
     if (!mkdtemp(root)) die("cannot create", root);
     test_headers();

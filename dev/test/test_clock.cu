@@ -1,6 +1,6 @@
-// test_clock.cu: the virtual clock of the stand-ins against cases worked out by hand. One rank: kernels, streams,
-// events, copies, the host, and the same in a simulation. Under mpirun with 2 or 4 ranks (dev/test/run_clock.sh):
-// messages and collectives too.
+// test_clock.cu: the virtual clock of the stand-ins against cases worked out by hand. One rank:
+// kernels, streams, events, copies, the host, and the same in a simulation. Under mpirun with 2
+// or 4 ranks (dev/test/run_clock.sh): messages and collectives too.
 #include <nccl.h>
 
 #include "dev/test/check.h"
@@ -24,9 +24,11 @@ static Cluster round_cluster() {
     c.softmax_efficiency = c.optimizer_efficiency = 1;
     c.overlap_slowdown = 1.5;
     c.gpus_per_node = 2, c.nics_per_node = 2;
-    c.node_bandwidth = 2e9, c.nic_collective_bandwidth = 1e9, c.small_latency = c.small_bandwidth = 1;
+    c.node_bandwidth = 2e9, c.nic_collective_bandwidth = 1e9,
+    c.small_latency = c.small_bandwidth = 1;
     c.node_base = 2e-6, c.node_hop = 1e-6, c.net_base = 1e-5;
-    c.node_p2p_bandwidth = 1e9, c.node_p2p_latency = 3e-6, c.nic_bandwidth = 5e8, c.nic_latency = 7e-6;
+    c.node_p2p_bandwidth = 1e9, c.node_p2p_latency = 3e-6, c.nic_bandwidth = 5e8,
+    c.nic_latency = 7e-6;
     c.attention = ATTENTION_FLASH, c.tensor_overlap = c.pipeline_overlap = c.data_overlap = true;
     c.optimizer_bytes = 30, c.gradient_bytes = 4, c.classifier_bytes = 8;
     return c;
@@ -57,25 +59,31 @@ static cudaEvent_t event() {
     return e;
 }
 
-// Each enqueues one launch after the other, at 1000, 2000, ... ns; a kernel of n ns takes n + 100.
+// Each enqueues one launch after the other, at 1000, 2000, ... ns; a kernel of n ns takes n +
+// 100.
 static void test_streams() {
     begin();
     kernel(0, 900), kernel(0, 1900);
     CUDA_CHECK(cudaStreamSynchronize(streams[0]));
-    check(&totals, at(0) == 4000 && host() == 4000, "two kernels of 1 and 2 us: 1 + 1 + 2 us, and the host waits");
+    check(&totals, at(0) == 4000 && host() == 4000,
+          "two kernels of 1 and 2 us: 1 + 1 + 2 us, and the host waits");
     begin();
     kernel(0, 100), kernel(0, 100);
     CUDA_CHECK(cudaStreamSynchronize(streams[0]));
-    check(&totals, at(0) == 2200 && host() == 2200, "kernels shorter than a launch: the host is late");
-    check(&totals, streams[0]->times.spent[TIME_HOST] == 1000 + 800, "and that is counted as the host's");
+    check(&totals, at(0) == 2200 && host() == 2200,
+          "kernels shorter than a launch: the host is late");
+    check(&totals, streams[0]->times.spent[TIME_HOST] == 1000 + 800,
+          "and that is counted as the host's");
     begin();
     LAUNCH(nothing_kernel, 1, 1, streams[0])(device);
     CUDA_CHECK(cudaStreamSynchronize(streams[0]));
-    check(&totals, at(0) == 1100, "a kernel of which nothing is stated takes what the shortest one takes");
+    check(&totals, at(0) == 1100,
+          "a kernel of which nothing is stated takes what the shortest one takes");
     begin();
     kernel(0, 9900), kernel(1, 400);
     CUDA_CHECK(cudaDeviceSynchronize());
-    check(&totals, at(0) == 11000 && at(1) == 2500 && host() == 11000, "two streams run beside each other");
+    check(&totals, at(0) == 11000 && at(1) == 2500 && host() == 11000,
+          "two streams run beside each other");
 }
 
 static void test_events() {
@@ -90,9 +98,11 @@ static void test_events() {
     kernel(1, 400), kernel(2, 400);
     CUDA_CHECK(cudaDeviceSynchronize());
     CUDA_CHECK(cudaEventElapsedTime(&ms, first, last));
-    check(&totals, at(1) == 11000 + 500, "a stream that waits for an event begins when that has happened");
+    check(&totals, at(1) == 11000 + 500,
+          "a stream that waits for an event begins when that has happened");
     check(&totals, at(2) == 3000 + 500, "an event never recorded is not waited for");
-    check(&totals, ms == 0.011f, "cudaEventElapsedTime: 11 us, of which the launch is one: %g ms", (double)ms);
+    check(&totals, ms == 0.011f, "cudaEventElapsedTime: 11 us, of which the launch is one: %g ms",
+          (double)ms);
     begin();
     kernel(0, 900);
     CUDA_CHECK(cudaEventRecord(first, streams[0]));
@@ -109,7 +119,8 @@ static void test_events() {
     begin();
     CUDA_CHECK(cudaEventElapsedTime(&ms, first, last));
     check(&totals, ms == 0, "times from before cpu_clock_zero are 0");
-    CUDA_CHECK(cudaEventDestroy(first)), CUDA_CHECK(cudaEventDestroy(last)), CUDA_CHECK(cudaEventDestroy(never));
+    CUDA_CHECK(cudaEventDestroy(first)), CUDA_CHECK(cudaEventDestroy(last)),
+        CUDA_CHECK(cudaEventDestroy(never));
 }
 
 static void test_costs() {
@@ -133,11 +144,13 @@ static void test_costs() {
     double flash = 4.0 * 2 * 2 * 16 * 16 * 16 / 2 / 1e12 * (sizeof(floatX) == 4 ? 2 : 1);
     check(&totals, at(0) == 1000 + cpu_ns(1e-7 + flash), "flash attention: %zu ns", (size_t)at(0));
     begin();
-    kernel_cost(KERNEL_LAYERNORM_BACKWARD, 1000, 8, 1), kernel_cost(KERNEL_LAYERNORM_BACKWARD, 1000, 6, 1);
+    kernel_cost(KERNEL_LAYERNORM_BACKWARD, 1000, 8, 1),
+        kernel_cost(KERNEL_LAYERNORM_BACKWARD, 1000, 6, 1);
     kernel_cost(KERNEL_RESIDUAL_LAYERNORM, 1000, 8, 1);
     LAUNCH(nothing_kernel, 1, 1, streams[0])(device);
     CUDA_CHECK(cudaDeviceSynchronize());
-    check(&totals, at(0) == 1000 + 8100 + 6100 + 8100, "layernorms and what is fused with them: %zu ns", (size_t)at(0));
+    check(&totals, at(0) == 1000 + 8100 + 6100 + 8100,
+          "layernorms and what is fused with them: %zu ns", (size_t)at(0));
     begin();
     CUDA_CHECK(cudaMemcpyAsync(y, x, 5000, cudaMemcpyDeviceToDevice, streams[0]));
     CUDA_CHECK(cudaMemsetAsync(y, 0, 5000, streams[0]));
@@ -188,23 +201,27 @@ static void test_order_and_simulation() {
     cpu_clock_start(&cpu_clock().cluster, true);
     uint64_t simulated = graph();
     void *large = NULL;
-    check(&totals, cudaMalloc(&large, 512 << 20) == cudaSuccess && large, "a simulated device has memory to give");
-    check(&totals, cudaMalloc(&large, (size_t)1 << 30) == cudaErrorMemoryAllocation, "but not more than the cluster's");
+    check(&totals, cudaMalloc(&large, 512 << 20) == cudaSuccess && large,
+          "a simulated device has memory to give");
+    check(&totals, cudaMalloc(&large, (size_t)1 << 30) == cudaErrorMemoryAllocation,
+          "but not more than the cluster's");
     cudaGetLastError();
     cpu_clock_start(&cpu_clock().cluster, false);
     CUDA_CHECK(cudaMemcpy(&touched, device, sizeof touched, cudaMemcpyDeviceToHost));
-    check(&totals, simulated == oldest && touched == 0, "a simulation has these times too, and runs no kernel");
+    check(&totals, simulated == oldest && touched == 0,
+          "a simulation has these times too, and runs no kernel");
 }
 
-// ---------------------------------------------------------------------------------------------
+// ----------------------------------------------------------------------------------------
 // Communication, under mpirun
 
 // True if it holds on all ranks; rank 0 reports.
 static void check_all(bool ok, const char *what) {
     int mine = ok, all;
     MPI_Allreduce(&mine, &all, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
-    if (!ok) fprintf(stderr, "rank %d: %s: streams %zu %zu, host %zu\n", world_rank, what, (size_t)at(0), (size_t)at(1),
-                     (size_t)host());
+    if (!ok)
+        fprintf(stderr, "rank %d: %s: streams %zu %zu, host %zu\n", world_rank, what,
+                (size_t)at(0), (size_t)at(1), (size_t)host());
     if (world_rank == 0) check(&totals, all, "%d ranks: %s", world_size, what);
 }
 
@@ -249,27 +266,31 @@ static void test_communication() {
     // Rank r is ready when its kernel has ended and it has enqueued the collective, at 2 us.
     uint64_t all_ready = 1000 + 10000 * size;
     Placement place = world->clock.place;
-    check_all(place.ranks == size && place.nodes == size / 2 && place.per_node == 2, "2 ranks sit in each node");
+    check_all(place.ranks == size && place.nodes == size / 2 && place.per_node == 2,
+              "2 ranks sit in each node");
     for (size_t count : {(size_t)4, n}) {
         double bytes = (double)(count * sizeof(float));
         begin();
         kernel(0, 10000 * (double)(rank + 1) - 100);
         must(ncclAllReduce(x, x, count, ncclFloat, ncclSum, world, streams[0]));
         CUDA_CHECK(cudaDeviceSynchronize());
-        check_all(at(0) == all_ready + cpu_ns(cost_collective(c, COLLECTIVE_ALL_REDUCE, bytes, place)),
-                  "an all-reduce begins when the last rank is ready, and all end at the same time");
+        check_all(
+            at(0) == all_ready + cpu_ns(cost_collective(c, COLLECTIVE_ALL_REDUCE, bytes, place)),
+            "an all-reduce begins when the last rank is ready, and all end at the same time");
         begin();
         kernel(0, 10000 * (double)(rank + 1) - 100);
         must(ncclReduceScatter(x, x + n, count / size, ncclFloat, ncclSum, world, streams[0]));
         CUDA_CHECK(cudaDeviceSynchronize());
-        check_all(at(0) == all_ready + cpu_ns(cost_collective(c, COLLECTIVE_REDUCE_SCATTER, bytes, place)),
+        check_all(at(0) == all_ready + cpu_ns(cost_collective(c, COLLECTIVE_REDUCE_SCATTER, bytes,
+                                                              place)),
                   "so does a reduce-scatter");
         begin();
         kernel(0, 10000 * (double)(rank + 1) - 100);
         must(ncclAllGather(x, x + n, count / size, ncclFloat, world, streams[0]));
         CUDA_CHECK(cudaDeviceSynchronize());
-        check_all(at(0) == all_ready + cpu_ns(cost_collective(c, COLLECTIVE_ALL_GATHER, bytes, place)),
-                  "so does an all-gather");
+        check_all(
+            at(0) == all_ready + cpu_ns(cost_collective(c, COLLECTIVE_ALL_GATHER, bytes, place)),
+            "so does an all-gather");
     }
     // In a node: 3 us and 1 ns a byte. Even ranks are late, and send.
     for (int late_sender = 0; late_sender < 2; late_sender++) {
@@ -282,7 +303,8 @@ static void test_communication() {
         check_all(at(0) == 51000 + 3000 + 4000, late_sender ? "a receive waits for its sender"
                                                            : "a send waits for its receive");
     }
-    // Across nodes both of a node's ranks send at once, each by a NIC of its own: 7 us and 2 ns a byte.
+    // Across nodes both of a node's ranks send at once, each by a NIC of its own: 7 us and 2 ns a
+    // byte.
     if (world_size > 2) {
         begin();
         if (rank < 2) kernel(0, 9900);
@@ -299,7 +321,8 @@ static void test_communication() {
         if (rank < 2) must(ncclSend(x, 1000, ncclFloat, (int)rank + 2, world, streams[0]));
         else must(ncclRecv(x, 1000, ncclFloat, (int)rank - 2, world, streams[0]));
         CUDA_CHECK(cudaDeviceSynchronize());
-        check_all(at(0) == 1000 + 20000 + 32000, "messages between islands share the link between them");
+        check_all(at(0) == 1000 + 20000 + 32000,
+                  "messages between islands share the link between them");
         cpu_clock().cluster.gpus_per_island = cpu_clock().cluster.island_bandwidth = 0;
         cpu_clock().cluster.island_latency = 0;
         // First and last stage, of one rank each: no other rank uses the only NIC of the node.
@@ -318,9 +341,11 @@ static void test_communication() {
         if (end) must(ncclCommDestroy(ends));
         cpu_clock().cluster.nics_per_node = 2;
     }
-    // Beside an all-reduce of the pair, of 3 + 120 us, a kernel of 60 us becomes half as long again: 30 us more.
+    // Beside an all-reduce of the pair, of 3 + 120 us, a kernel of 60 us becomes half as long
+    // again: 30 us more.
     cudaEvent_t go = event(), done = event();
-    double sum = cost_collective(c, COLLECTIVE_ALL_REDUCE, (double)(n * sizeof(float)), pair->clock.place);
+    double sum =
+        cost_collective(c, COLLECTIVE_ALL_REDUCE, (double)(n * sizeof(float)), pair->clock.place);
     for (int longer = 0; longer < 2; longer++) {
         double work = longer ? 500e3 : 60e3;
         begin();
@@ -333,8 +358,9 @@ static void test_communication() {
         CUDA_CHECK(cudaDeviceSynchronize());
         uint64_t ends = 1000 + cpu_ns(sum), both = longer ? cpu_ns(sum) : 2000 + 60000 - 1000;
         uint64_t slowed = 2000 + (uint64_t)work + (uint64_t)llround(0.5 * (double)both);
-        check_all(at(0) == std::max(ends, slowed), longer ? "a kernel that outlasts a collective beside it is slower"
-                                                          : "a kernel beside a longer collective waits for its end");
+        check_all(at(0) == std::max(ends, slowed),
+                  longer ? "a kernel that outlasts a collective beside it is slower"
+                         : "a kernel beside a longer collective waits for its end");
     }
     // A kernel overlaps three collectives in a row. Without slow-down it would end at 14 us.
     begin();
@@ -343,9 +369,12 @@ static void test_communication() {
     kernel(0, 9900);
     CUDA_CHECK(cudaStreamWaitEvent(streams[0], done, 0));
     CUDA_CHECK(cudaDeviceSynchronize());
-    check_all(at(0) == 1000 + 3 * cpu_ns(sum) && streams[0]->times.spent[TIME_TENSOR] == at(0) - 14000,
-              "what a kernel leaves of three collectives in a row is communication, and none of it idle");
-    // A collective from 2 us on, beside a kernel from 1 to 4 us and a wait for another stream's until 503 us.
+    check_all(
+        at(0) == 1000 + 3 * cpu_ns(sum) && streams[0]->times.spent[TIME_TENSOR] == at(0) - 14000,
+        "what a kernel leaves of three collectives in a row is communication, and none of it "
+        "idle");
+    // A collective from 2 us on, beside a kernel from 1 to 4 us and a wait for another stream's
+    // until 503 us.
     begin();
     kernel(0, 2900);
     must(ncclAllReduce(x, x, n, ncclFloat, ncclSum, pair, streams[1]));
@@ -356,7 +385,8 @@ static void test_communication() {
     kernel(0, 9900);
     CUDA_CHECK(cudaStreamWaitEvent(streams[0], done, 0));
     CUDA_CHECK(cudaDeviceSynchronize());
-    check_all(at(0) == 503000 + 10000 + 1000, "what waits beside a collective is not slower: 2 us of work are");
+    check_all(at(0) == 503000 + 10000 + 1000,
+              "what waits beside a collective is not slower: 2 us of work are");
     // Software that does not overlap: the kernel begins when the collective has ended.
     cpu_clock().cluster.tensor_overlap = false;
     begin();
@@ -366,7 +396,8 @@ static void test_communication() {
     must(ncclAllReduce(x, x, n, ncclFloat, ncclSum, pair, streams[1]));
     kernel(0, 9900);
     CUDA_CHECK(cudaDeviceSynchronize());
-    check_all(at(0) == 11000 + cpu_ns(sum) + 10000, "without overlap a kernel waits for the collective before it");
+    check_all(at(0) == 11000 + cpu_ns(sum) + 10000,
+              "without overlap a kernel waits for the collective before it");
     cpu_clock().cluster.tensor_overlap = true;
     must(ncclCommDestroy(pair));
     must(ncclCommDestroy(world));
@@ -379,7 +410,8 @@ int main(int argc, char **argv) {
     MPI_Comm_size(MPI_COMM_WORLD, &world_size);
     Cluster cluster = round_cluster();
     cpu_clock_start(&cluster, false);
-    for (int i = 0; i < 3; i++) CUDA_CHECK(cudaStreamCreateWithPriority(&streams[i], cudaStreamNonBlocking, 0));
+    for (int i = 0; i < 3; i++)
+        CUDA_CHECK(cudaStreamCreateWithPriority(&streams[i], cudaStreamNonBlocking, 0));
     CUDA_CHECK(cudaMalloc(&device, sizeof *device));
     if (world_size == 1) {
         test_streams();

@@ -1,5 +1,5 @@
-// test_cublaslt.cu: the CPU stand-in cublasLt.h against plain loops in double: every transposition, epilogue and type
-// at ragged sizes; and its refusals.
+// test_cublaslt.cu: the CPU stand-in cublasLt.h against plain loops in double: every
+// transposition, epilogue and type at ragged sizes; and its refusals.
 #include <cublasLt.h>
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -91,18 +91,19 @@ typedef struct {
 } Call;
 
 static cublasStatus_t call_matmul(const Call *c, const cublasLtMatmulAlgo_t *algo) {
-    return cublasLtMatmul(c->handle, c->desc, &c->alpha, c->A, c->a, c->B, c->b, &c->beta, c->D, c->d, c->D,
-                          c->d, algo, NULL, 0, c->stream);
+    return cublasLtMatmul(c->handle, c->desc, &c->alpha, c->A, c->a, c->B, c->b, &c->beta, c->D,
+                          c->d, c->D, c->d, algo, NULL, 0, c->stream);
 }
 
-static void set_pointer(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t attr, const void *p) {
+static void set_pointer(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t attr,
+                        const void *p) {
     cublasLtMatmulDescSetAttribute(desc, attr, &p, sizeof p);
 }
 
-// Returns the dot product of two vectors, and the sum of the sizes of its terms. Sanitized, it would be most of the
-// time.
-__attribute__((no_sanitize("address", "undefined")))
-static double plain_dot(const float *a, size_t step_a, const float *b, size_t step_b, size_t n, double *size) {
+// Returns the dot product of two vectors, and the sum of the sizes of its terms. Sanitized, it
+// would be most of the time.
+__attribute__((no_sanitize("address", "undefined"))) static double plain_dot(
+    const float *a, size_t step_a, const float *b, size_t step_b, size_t n, double *size) {
     double sum = 0;
     *size = 0;
     for (size_t i = 0; i < n; i++) {
@@ -119,21 +120,26 @@ static double run_case(cublasLtHandle_t handle, cudaStream_t stream, const Case 
     size_t a_rows = c->trans_a ? c->k : c->m, a_cols = c->trans_a ? c->m : c->k;
     size_t b_rows = c->trans_b ? c->n : c->k, b_cols = c->trans_b ? c->k : c->n;
     size_t nd = c->m * c->n;
-    Array a = array_create(c->type, a_rows * a_cols, &seed), b = array_create(c->type, b_rows * b_cols, &seed);
+    Array a = array_create(c->type, a_rows * a_cols, &seed),
+          b = array_create(c->type, b_rows * b_cols, &seed);
     Array d = array_create(c->type_d, nd, &seed), bias = array_create(c->type_d, c->m, &seed);
 
-    Call call = {handle, stream, NULL, NULL, NULL, NULL, a.device, b.device, d.device, 1.0f, c->beta};
+    Call call = {handle,   stream,   NULL,     NULL, NULL,   NULL,
+                 a.device, b.device, d.device, 1.0f, c->beta};
     cublasLtMatmulDescCreate(&call.desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
     int32_t trans_a = c->trans_a, trans_b = c->trans_b;
-    cublasLtMatmulDescSetAttribute(call.desc, CUBLASLT_MATMUL_DESC_TRANSA, &trans_a, sizeof trans_a);
-    cublasLtMatmulDescSetAttribute(call.desc, CUBLASLT_MATMUL_DESC_TRANSB, &trans_b, sizeof trans_b);
+    cublasLtMatmulDescSetAttribute(call.desc, CUBLASLT_MATMUL_DESC_TRANSA, &trans_a,
+                                   sizeof trans_a);
+    cublasLtMatmulDescSetAttribute(call.desc, CUBLASLT_MATMUL_DESC_TRANSB, &trans_b,
+                                   sizeof trans_b);
     cublasLtMatmulDescSetAttribute(call.desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &c->epilogue,
                                    sizeof c->epilogue);
     if (c->epilogue & 4) set_pointer(call.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias.device);
     call.a = layout(c->type, a_rows, a_cols);
     call.b = layout(c->type, b_rows, b_cols);
     call.d = layout(c->type_d, c->m, c->n);
-    if (c->beta == 0) cudaMemset(d.device, 0xff, nd * type_size(c->type_d)); // then NaN in D must not matter
+    if (c->beta == 0)
+        cudaMemset(d.device, 0xff, nd * type_size(c->type_d));  // then NaN in D must not matter
     cublasStatus_t status = call_matmul(&call, NULL);
     cudaStreamSynchronize(stream);
     float *got = array_read(&d);
@@ -142,8 +148,10 @@ static double run_case(cublasLtHandle_t handle, cudaStream_t stream, const Case 
     double half_ulp = c->type_d == CUDA_R_16BF ? 1.0 / 256 : 1.2e-7;
     for (size_t i = 0; i < nd; i++) {
         size_t col = i / c->m, row = i % c->m;
-        double size, v = plain_dot(a.host + (c->trans_a ? row * a_rows : row), c->trans_a ? 1 : a_rows,
-                                   b.host + (c->trans_b ? col : col * b_rows), c->trans_b ? b_rows : 1, c->k, &size);
+        double size,
+            v = plain_dot(a.host + (c->trans_a ? row * a_rows : row), c->trans_a ? 1 : a_rows,
+                          b.host + (c->trans_b ? col : col * b_rows), c->trans_b ? b_rows : 1,
+                          c->k, &size);
         if (c->beta != 0) v += c->beta * d.host[i];
         if (c->epilogue & 4) v += bias.host[row];
         double bound = 1e-6 * (size + 1);
@@ -169,23 +177,31 @@ static void test_products(cublasLtHandle_t handle, cudaStream_t stream) {
         const char *name;
         uint32_t value;
     } epilogues[] = {{"default", CUBLASLT_EPILOGUE_DEFAULT}, {"bias", CUBLASLT_EPILOGUE_BIAS}};
-    static const size_t shapes[][3] = {{1, 1, 1},    {7, 5, 3},    {18, 24, 65}, {130, 61, 97}, {64, 64, 64},
-                                       {65, 33, 18}, {6, 24, 24},  {1, 9, 70},   {97, 270, 12}, {390, 20, 800}};
+    static const size_t shapes[][3] = {{1, 1, 1},     {7, 5, 3},     {18, 24, 65}, {130, 61, 97},
+                                       {64, 64, 64},  {65, 33, 18},  {6, 24, 24},  {1, 9, 70},
+                                       {97, 270, 12}, {390, 20, 800}};
     for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
         for (size_t e = 0; e < sizeof epilogues / sizeof *epilogues; e++) {
             double worst = 0;
             for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
                 for (int variant = 0; variant < 8; variant++) {
                     const size_t *z = shapes[s];
-                    Case c = {types[t].in, types[t].out, variant & 1, variant >> 1 & 1, epilogues[e].value,
-                              variant & 4 ? 1.0f : 0.0f, z[0], z[1], z[2]};
+                    Case c = {types[t].in,
+                              types[t].out,
+                              variant & 1,
+                              variant >> 1 & 1,
+                              epilogues[e].value,
+                              variant & 4 ? 1.0f : 0.0f,
+                              z[0],
+                              z[1],
+                              z[2]};
                     if (e != 0 && (s == 9 ? variant > 0 : (variant ^ variant >> 2) & 1))
                         continue; // fewer will do
                     worst = fmax(worst, run_case(handle, stream, &c));
                 }
             }
-            check(&checks, worst <= 1, "%s, %s (error %.2f of the bound)", types[t].name, epilogues[e].name,
-                  worst);
+            check(&checks, worst <= 1, "%s, %s (error %.2f of the bound)", types[t].name,
+                  epilogues[e].name, worst);
         }
     }
     // Large enough for several tiles and blocks of K, and rows a multiple of 4 KiB apart.
@@ -194,14 +210,22 @@ static void test_products(cublasLtHandle_t handle, cudaStream_t stream) {
         Case c = {v & 1 ? CUDA_R_16BF : CUDA_R_32F, CUDA_R_32F, 0, 1, CUBLASLT_EPILOGUE_DEFAULT,
                   v & 2 ? 1.0f : 0.0f, 410, 1024, 50};
         worst = fmax(worst, run_case(handle, stream, &c));
-        Case long_k = {v & 1 ? CUDA_R_16BF : CUDA_R_32F, CUDA_R_32F, 0, 1, CUBLASLT_EPILOGUE_DEFAULT,
-                       v & 2 ? 1.0f : 0.0f, 17, 1024, 1700};
+        Case long_k = {v & 1 ? CUDA_R_16BF : CUDA_R_32F,
+                       CUDA_R_32F,
+                       0,
+                       1,
+                       CUBLASLT_EPILOGUE_DEFAULT,
+                       v & 2 ? 1.0f : 0.0f,
+                       17,
+                       1024,
+                       1700};
         worst = fmax(worst, run_case(handle, stream, &long_k));
     }
     check(&checks, worst <= 1, "several tiles and blocks of K (error %.2f of the bound)", worst);
 }
 
-// Checks that the bits do not depend on the number of threads: ranks of other layouts have more or fewer.
+// Checks that the bits do not depend on the number of threads: ranks of other layouts have more
+// or fewer.
 static void test_threads(cublasLtHandle_t handle, cudaStream_t stream) {
     uint32_t seed = 1;
     size_t m = 600, n = 300, k = 500;
@@ -245,7 +269,8 @@ static void test_misuse(cublasLtHandle_t handle, cudaStream_t stream) {
     float *A = buffer, *B = A + n * n, *D = B + n * n, *last = D + n * n;
     cublasLtMatrixLayout_t square = layout(CUDA_R_32F, n, n), tall = layout(CUDA_R_32F, n + 1, n);
     cublasLtMatrixLayout_t half = layout(CUDA_R_16BF, n, n), empty = layout(CUDA_R_32F, 0, n), none;
-    expect(cublasLtMatrixLayoutCreate(&none, CUDA_R_32F, n, n, n + 1), unsupported, "columns with gaps");
+    expect(cublasLtMatrixLayoutCreate(&none, CUDA_R_32F, n, n, n + 1), unsupported,
+           "columns with gaps");
     cublasLtMatmulDesc_t desc;
     cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
     const Call good = {handle, stream, desc, square, square, square, A, B, D, 1.0f, 0.0f};
@@ -276,15 +301,17 @@ static void test_misuse(cublasLtHandle_t handle, cudaStream_t stream) {
     c = good, c.alpha = 0.5f;
     expect(call_matmul(&c, NULL), unsupported, "a factor");
     c = good;
-    expect(cublasLtMatmul(handle, desc, &c.alpha, A, square, B, square, &c.beta, D, square, D, square, NULL,
-                          host, 64, stream),
+    expect(cublasLtMatmul(handle, desc, &c.alpha, A, square, B, square, &c.beta, D, square, D,
+                          square, NULL, host, 64, stream),
            invalid, "workspace in host memory");
 
     uint32_t plain = CUBLASLT_EPILOGUE_DEFAULT, bias = CUBLASLT_EPILOGUE_BIAS;
     int64_t wide_value = CUBLASLT_EPILOGUE_BIAS;
-    expect(cublasLtMatmulDescSetAttribute(desc, (cublasLtMatmulDescAttributes_t)99, &plain, sizeof plain),
+    expect(cublasLtMatmulDescSetAttribute(desc, (cublasLtMatmulDescAttributes_t)99, &plain,
+                                          sizeof plain),
            invalid, "unknown attribute");
-    expect(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &wide_value, sizeof wide_value),
+    expect(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &wide_value,
+                                          sizeof wide_value),
            invalid, "attribute of the wrong size");
     cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &bias, sizeof bias);
     expect(call_matmul(&good, NULL), invalid, "bias without a pointer");
@@ -295,13 +322,14 @@ static void test_misuse(cublasLtHandle_t handle, cudaStream_t stream) {
     int found = -1;
     uint64_t workspace = 1 << 20;
     cublasLtMatmulPreferenceCreate(&pref);
-    expect(cublasLtMatmulAlgoGetHeuristic(handle, desc, square, square, square, square, pref, 1, &result,
-                                          &found),
+    expect(cublasLtMatmulAlgoGetHeuristic(handle, desc, square, square, square, square, pref, 1,
+                                          &result, &found),
            ok, "an algorithm");
     check(&checks, found == 1 && result.state == ok && result.workspaceSize == 0,
           "one algorithm without workspace");
     c = good, c.A = A + 4, c.D = last, c.d = square;
-    expect(call_matmul(&c, &result.algo), invalid, "pointer less aligned than promised to the heuristic");
+    expect(call_matmul(&c, &result.algo), invalid,
+           "pointer less aligned than promised to the heuristic");
     expect(call_matmul(&good, &result.algo), ok, "the algorithm with what was promised");
     int32_t trans = CUBLAS_OP_T, plain_op = CUBLAS_OP_N;
     cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, &trans, sizeof trans);
@@ -309,7 +337,8 @@ static void test_misuse(cublasLtHandle_t handle, cudaStream_t stream) {
     cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, &plain_op, sizeof plain_op);
     cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
                                          sizeof workspace);
-    cublasLtMatmulAlgoGetHeuristic(handle, desc, square, square, square, square, pref, 1, &result, &found);
+    cublasLtMatmulAlgoGetHeuristic(handle, desc, square, square, square, square, pref, 1, &result,
+                                   &found);
     expect(call_matmul(&good, &result.algo), invalid, "less workspace than the algorithm needs");
 
     cudaStreamSynchronize(stream);

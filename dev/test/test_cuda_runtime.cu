@@ -1,5 +1,5 @@
-// test_cuda_runtime.cu: the CPU stand-in of the CUDA runtime: threads, barriers, streams, memory, and the report of
-// every misuse. Cases that end the program run in a child of this program.
+// test_cuda_runtime.cu: the CPU stand-in of the CUDA runtime: threads, barriers, streams, memory,
+// and the report of every misuse. Cases that end the program run in a child of this program.
 #include <fcntl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -39,10 +39,14 @@ static Random order_of(const char *name, const char *text) {
     setenv(name, text, 1);
     return environment_random(name, false);
 }
-static void thread_order(const char *text) { cpu_runtime().thread_order = order_of("CPU_THREAD_ORDER", text); }
-static void stream_order(const char *text) { cpu_runtime().stream_order = order_of("CPU_STREAM_ORDER", text); }
+static void thread_order(const char *text) {
+    cpu_runtime().thread_order = order_of("CPU_THREAD_ORDER", text);
+}
+static void stream_order(const char *text) {
+    cpu_runtime().stream_order = order_of("CPU_STREAM_ORDER", text);
+}
 
-// ---------------------------------------------------------------------------------------------- launches
+// ------------------------------------------------------------------------------- launches
 
 // Counts each thread of the grid once, at its own number.
 __global__ void count_threads(int *seen) {
@@ -74,7 +78,8 @@ static void test_launches() {
         thread_order(order);
         bool once = true;
         for (auto &shape : shapes) {
-            size_t n = (size_t)shape[0].x * shape[0].y * shape[0].z * shape[1].x * shape[1].y * shape[1].z;
+            size_t n = (size_t)shape[0].x * shape[0].y * shape[0].z * shape[1].x * shape[1].y *
+                       shape[1].z;
             int *seen = device<int>(n);
             CUDA_CHECK(cudaMemsetAsync(seen, 0, n * sizeof(int), stream));
             LAUNCH(count_threads, shape[0], shape[1], stream)(seen);
@@ -82,7 +87,8 @@ static void test_launches() {
             for (int s : fetch(seen, n)) once &= s == 11;
             CUDA_CHECK(cudaFree(seen));
         }
-        check(&c, once, "every thread of ragged and 3-D grids and blocks runs once, order '%s'", order);
+        check(&c, once, "every thread of ragged and 3-D grids and blocks runs once, order '%s'",
+              order);
     }
     thread_order("");
 
@@ -91,7 +97,8 @@ static void test_launches() {
     LAUNCH(take_arguments, 1, 1, stream)(out, numbers, 3, 1, 2);
     numbers.a[4] = 0;  // the launch has its own copy
     finish();
-    check(&c, same_bits(fetch(out, 4), {5.5, 3, 1, 1}), "arguments are converted and copied at the launch");
+    check(&c, same_bits(fetch(out, 4), {5.5, 3, 1, 1}),
+          "arguments are converted and copied at the launch");
     LAUNCH((template_sum<3, 4>), (size_t)1, 1, stream)((int *)out);
     finish();
     check(&c, fetch((int *)out, 1)[0] == 7, "a template with two arguments is launched");
@@ -111,7 +118,8 @@ static void test_refused_launches() {
         errors[i] = cudaGetLastError();
     }
     LAUNCH_UNCHECKED((template_sum<1, 1>), dim3(1, 70000), 1, stream)(p);
-    bool silent = cudaStreamSynchronize(stream) == cudaSuccess && cudaDeviceSynchronize() == cudaSuccess &&
+    bool silent = cudaStreamSynchronize(stream) == cudaSuccess &&
+                  cudaDeviceSynchronize() == cudaSuccess &&
                   cudaStreamQuery(stream) == cudaSuccess;
     errors[4] = cudaGetLastError();
     dup2(terminal, 2);
@@ -125,7 +133,7 @@ static void test_refused_launches() {
     CUDA_CHECK(cudaFree(p));
 }
 
-// ---------------------------------------------------------------------------------------------- warps
+// ---------------------------------------------------------------------------------- warps
 
 enum { BY_INDEX, UP, XOR };
 
@@ -168,8 +176,9 @@ static bool shuffles_agree(dim3 block) {
 static void test_shuffles() {
     for (const char *order : {"", "random:3"}) {
         thread_order(order);
-        bool good = shuffles_agree<int>(32) && shuffles_agree<float>(96) && shuffles_agree<double>(dim3(16, 8)) &&
-                    shuffles_agree<unsigned>(1024) && shuffles_agree<long long>(64);
+        bool good = shuffles_agree<int>(32) && shuffles_agree<float>(96) &&
+                    shuffles_agree<double>(dim3(16, 8)) && shuffles_agree<unsigned>(1024) &&
+                    shuffles_agree<long long>(64);
         check(&c, good, "shuffles of every kind and type, order '%s'", order);
     }
     thread_order("");
@@ -182,7 +191,8 @@ template <class T> __device__ T by_shuffles(T x, bool sum) {
     }
     return x;
 }
-// Each thread's six results: of a warp and a block, and the same written out with shuffles and barriers.
+// Each thread's six results: of a warp and a block, and the same written out with shuffles and
+// barriers.
 template <class T>
 __global__ void reductions(T *out, const T *in) {
     __shared__ T of_warp[32];
@@ -214,11 +224,13 @@ static bool reductions_agree() {
         for (T &x : host)
             x = (T)((double)(int64_t)random_next(&random) * 1e-19 * (random_next(&random) % 1000));
         T *in = device<T>(threads), *out = device<T>(threads * 8);
-        CUDA_CHECK(cudaMemcpyAsync(in, host.data(), threads * sizeof(T), cudaMemcpyHostToDevice, stream));
+        CUDA_CHECK(cudaMemcpyAsync(in, host.data(), threads * sizeof(T), cudaMemcpyHostToDevice,
+                                   stream));
         LAUNCH(reductions<T>, 1, block, stream)(out, in);
         finish();
         std::vector<T> got = fetch(out, threads * 8);
-        for (size_t i = 0; i < threads * 8; i += 2) good &= memcmp(&got[i], &got[i + 1], sizeof(T)) == 0;
+        for (size_t i = 0; i < threads * 8; i += 2)
+            good &= memcmp(&got[i], &got[i + 1], sizeof(T)) == 0;
         CUDA_CHECK(cudaFree(in));
         CUDA_CHECK(cudaFree(out));
     }
@@ -235,9 +247,10 @@ static void test_reductions() {
     thread_order("");
 }
 
-// ---------------------------------------------------------------------------------------------- races
+// ---------------------------------------------------------------------------------- races
 
-// Each thread reads its neighbour's number through shared memory. Without the barrier that is a race.
+// Each thread reads its neighbour's number through shared memory. Without the barrier that is a
+// race.
 __global__ void neighbour(float *out, bool with_barrier) {
     __shared__ float s[64];
     s[threadIdx.x] = -1;
@@ -267,7 +280,7 @@ static void test_races() {
     CUDA_CHECK(cudaFree(out));
 }
 
-// ---------------------------------------------------------------------------------------------- streams
+// -------------------------------------------------------------------------------- streams
 
 __global__ void add_one(float *x, size_t n) {
     size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
@@ -311,7 +324,8 @@ static void test_streams() {
     }
     check(&c, same && in_turns("", true) == 14 && in_turns("", false) == 14,
           "events order two streams for every seed");
-    check(&c, exposed, "stream race: a forgotten cudaStreamWaitEvent shows in a random stream order");
+    check(&c, exposed,
+          "stream race: a forgotten cudaStreamWaitEvent shows in a random stream order");
 
     float *x = device<float>(4), *host;
     CUDA_CHECK(cudaMallocHost(&host, 4 * sizeof(float)));
@@ -351,10 +365,10 @@ static void test_streams() {
     bool not_ready =
         cudaEventQuery(event) == cudaErrorNotReady && cudaStreamQuery(stream) == cudaErrorNotReady;
     for (int i = 0; i < 100 && cudaEventQuery(event) == cudaErrorNotReady; i++) {}
-    check(
-        &c,
-        not_ready && polls == 5 && cudaEventQuery(event) == cudaSuccess && cudaGetLastError() == cudaSuccess,
-        "queries report cudaErrorNotReady and get work done");
+    check(&c,
+          not_ready && polls == 5 && cudaEventQuery(event) == cudaSuccess &&
+              cudaGetLastError() == cudaSuccess,
+          "queries report cudaErrorNotReady and get work done");
 
     cudaEvent_t start;
     CUDA_CHECK(cudaEventCreate(&start));
@@ -365,7 +379,8 @@ static void test_streams() {
     bool early = cudaEventElapsedTime(&ms, start, event) == cudaErrorNotReady;
     finish();
     CUDA_CHECK(cudaEventElapsedTime(&ms, start, event));
-    check(&c, early && ms >= 20 && ms < 2000, "events measure when the work ran, not when it was enqueued");
+    check(&c, early && ms >= 20 && ms < 2000,
+          "events measure when the work ran, not when it was enqueued");
     check(&c, cudaEventElapsedTime(&ms, start, never) == cudaErrorInvalidResourceHandle,
           "no time without a record");
     cudaGetLastError();
@@ -381,7 +396,7 @@ static void test_streams() {
     CUDA_CHECK(cudaFree(x));
 }
 
-// ---------------------------------------------------------------------------------------------- memory
+// --------------------------------------------------------------------------------- memory
 
 static void test_memory() {
     const size_t n = 3000000;
@@ -421,10 +436,12 @@ static void test_memory() {
           "copies and fills beyond an allocation");
     const cudaError_t handle = cudaErrorInvalidResourceHandle;
     check(&c,
-          cudaEventRecord(NULL, stream) == handle && cudaStreamSynchronize((cudaStream_t)x) == handle,
+          cudaEventRecord(NULL, stream) == handle &&
+              cudaStreamSynchronize((cudaStream_t)x) == handle,
           "handles that are none");
     check(&c,
-          cudaFree(x + 1) == value && cudaFree(host) == value && cudaFree(pinned) == value && cudaFree(NULL) == good,
+          cudaFree(x + 1) == value && cudaFree(host) == value && cudaFree(pinned) == value &&
+              cudaFree(NULL) == good,
           "foreign pointers are not freed");
     cudaGetLastError();
 
@@ -433,7 +450,8 @@ static void test_memory() {
     cpu_enqueue(stream, "check", [&] { return drained = true; });
     check(&c, cudaFree(x) == good && drained && cudaFree(x) == value,
           "cudaFree waits for queued work; twice is an error");
-    check(&c, cudaGetLastError() == value && cudaGetLastError() == good, "the last error is kept once");
+    check(&c, cudaGetLastError() == value && cudaGetLastError() == good,
+          "the last error is kept once");
 
     size_t before, after, total;
     void *p;
@@ -469,7 +487,7 @@ static void test_device() {
     cudaGetLastError();
 }
 
-// ---------------------------------------------------------------------------------------------- bf16
+// ----------------------------------------------------------------------------------- bf16
 
 static float float_of(uint32_t bits) { return cpu_from_bits<float>(bits); }
 
@@ -504,8 +522,10 @@ static void test_bf16() {
         }
     }
     check(&c, eight, "eight conversions at once give the bits of one by one");
-    check(&c, to_float(from_float<__nv_bfloat16>(1.00390625f)) == 1.0f && from_float<float>(1.5f) == 1.5f &&
-                  (float)__nv_bfloat16(-2.0f) == -2.0f, "to_float and from_float");
+    check(&c,
+          to_float(from_float<__nv_bfloat16>(1.00390625f)) == 1.0f &&
+              from_float<float>(1.5f) == 1.5f && (float)__nv_bfloat16(-2.0f) == -2.0f,
+          "to_float and from_float");
     alignas(16) floatX a[16];
     for (size_t i = 0; i < 16; i++) a[i] = from_float<floatX>((float)i);
     x128 pack = load128(a);
@@ -514,7 +534,7 @@ static void test_bf16() {
           "128-bit packs of " FLOATX_NAME);
 }
 
-// ---------------------------------------------------------------------------------------------- cases that
+// ----------------------------------------------------------------------------- cases that
 // end
 
 __global__ void divergent() {
@@ -600,7 +620,8 @@ static int run_case(const char *name) {
     return 0;
 }
 
-// Runs this program again for one case. True if it ends as expected and its output has all the words.
+// Runs this program again for one case. True if it ends as expected and its output has all the
+// words.
 static bool ends(const char *name, const char *order, bool fails, std::vector<const char *> words) {
     int out[2], status = 0;
     if (pipe(out) != 0) return false;
@@ -620,7 +641,8 @@ static bool ends(const char *name, const char *order, bool fails, std::vector<co
     waitpid(child, &status, 0);
     bool good = fails == !(WIFEXITED(status) && WEXITSTATUS(status) == 0);
     for (const char *word : words) good &= text.find(word) != std::string::npos;
-    if (text.find("is not understood") != std::string::npos) good &= WIFEXITED(status) && WEXITSTATUS(status) == 2;
+    if (text.find("is not understood") != std::string::npos)
+        good &= WIFEXITED(status) && WEXITSTATUS(status) == 2;
     if (!good) printf("case %s ended with status %d and said: %s\n", name, status, text.c_str());
     return good;
 }
@@ -633,7 +655,8 @@ struct Report {
 
 static void check_reports(const char *order, const std::vector<Report> &reports) {
     std::string in = order ? std::string(", order '") + order + "'" : "";
-    for (const Report &r : reports) check(&c, ends(r.name, order, true, r.words), "%s%s", r.what, in.c_str());
+    for (const Report &r : reports)
+        check(&c, ends(r.name, order, true, r.words), "%s%s", r.what, in.c_str());
 }
 
 static void test_reports() {
@@ -649,25 +672,43 @@ static void test_reports() {
              "a warp that waits for a thread at the block's barrier is reported"},
         });
     }
-    check_reports(NULL, {
-        {"short", {"thread (32,0,0)", "of its warp's lanes only 8 exist"}, "a full mask in a short warp"},
-        {"part", {"thread (0,0,0)", "shuffles with mask 0x0000ffff"}, "a mask of a part of a warp"},
-        {"operations", {"kernel different_operations", "are at different warp operations"},
-         "lanes at operations that differ"},
-        {"misaligned", {"kernel misaligned", "not a multiple of 16"}, "128 bits at an odd address"},
-        {"write", {CPU_ASAN ? "heap-buffer-overflow" : "behind the 40 bytes of device memory"},
-         "a kernel's write past the end is caught"},
-        {"stall", {"no progress for", "stream 1: waits for nobody in micro-batch 3", "stream 2: also"},
-         "streams that wait for ever are reported"},
-        {"refused", {"launch of writes_at: ", "invalid configuration"},
-         "LAUNCH ends the program where the device refuses it"},
-        {"enqueue-inside", {"may not synchronise"}, "an operation that synchronises is reported"},
-    });
-    check(&c, ends("stream-0", NULL, true, {"writes_at was given stream 0"}) &&
-                  ends("copy-0", NULL, true, {"cudaMemsetAsync was given stream 0"}) &&
-                  ends("no-stream", NULL, true, {"cudaStreamWaitEvent was given a stream that does not exist"}),
+    check_reports(
+        NULL,
+        {
+            {"short",
+             {"thread (32,0,0)", "of its warp's lanes only 8 exist"},
+             "a full mask in a short warp"},
+            {"part",
+             {"thread (0,0,0)", "shuffles with mask 0x0000ffff"},
+             "a mask of a part of a warp"},
+            {"operations",
+             {"kernel different_operations", "are at different warp operations"},
+             "lanes at operations that differ"},
+            {"misaligned",
+             {"kernel misaligned", "not a multiple of 16"},
+             "128 bits at an odd address"},
+            {"write",
+             {CPU_ASAN ? "heap-buffer-overflow" : "behind the 40 bytes of device memory"},
+             "a kernel's write past the end is caught"},
+            {"stall",
+             {"no progress for", "stream 1: waits for nobody in micro-batch 3", "stream 2: also"},
+             "streams that wait for ever are reported"},
+            {"refused",
+             {"launch of writes_at: ", "invalid configuration"},
+             "LAUNCH ends the program where the device refuses it"},
+            {"enqueue-inside",
+             {"may not synchronise"},
+             "an operation that synchronises is reported"},
+        });
+    check(&c,
+          ends("stream-0", NULL, true, {"writes_at was given stream 0"}) &&
+              ends("copy-0", NULL, true, {"cudaMemsetAsync was given stream 0"}) &&
+              ends("no-stream", NULL, true,
+                   {"cudaStreamWaitEvent was given a stream that does not exist"}),
           "asynchronous work on stream 0, or on a stream that is none, is reported");
-    check(&c, ends("none", "backwards", true, {"CPU_THREAD_ORDER=backwards is not understood: write random:SEED"}),
+    check(&c,
+          ends("none", "backwards", true,
+               {"CPU_THREAD_ORDER=backwards is not understood: write random:SEED"}),
           "an unknown order is refused");
     const char *const wrong[][2] = {{"CPU_STREAM_ORDER", "random:"}, {"CPU_DEVICE_MEMORY", "12x"},
                                     {"CPU_STALL_SECONDS", "-1"}};
@@ -679,10 +720,13 @@ static void test_reports() {
     }
     check(&c, ends("none", NULL, false, {}), "a case without a fault ends well");
     if (!CPU_ASAN) return;
-    check_reports(NULL, {
-        {"host-read", {"use-after-poison"}, "the host reading device memory is caught"},
-        {"local", {"stack-buffer-overflow"}, "a read past an array of a thread that has waited is caught"},
-    });
+    check_reports(
+        NULL, {
+                  {"host-read", {"use-after-poison"}, "the host reading device memory is caught"},
+                  {"local",
+                   {"stack-buffer-overflow"},
+                   "a read past an array of a thread that has waited is caught"},
+              });
 }
 
 int main(int argc, char **argv) {

@@ -1,5 +1,6 @@
-// test_figures.c: the drawings of dev/plot/figures.c are whole, no text is cut off, and the ring of collectives.md
-// ends as an all-reduce does. That doc/pictures has the same ones is checked by run_docs.sh.
+// test_figures.c: the drawings of dev/plot/figures.c are whole, no text is cut off, and the ring
+// of collectives.md ends as an all-reduce does. That doc/pictures has the same ones is checked by
+// run_docs.sh.
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -20,7 +21,8 @@ static double attribute(const char *element, const char *name) {
     return at ? atof(at + strlen(key)) : NAN;
 }
 
-// Is every text inside the picture? A character is taken as 0.6 of the size wide, as in a wide font.
+// Is every text inside the picture? A character is taken as 0.6 of the size wide, as in a wide
+// font.
 static bool texts_fit(const char *picture) {
     double width = attribute(picture, "width"), height = attribute(picture, "height");
     bool fit = width > 0 && width <= 910; // wider ones are shrunk where GitHub shows them
@@ -52,11 +54,14 @@ int main(void) {
         check(&c, occurrences(text, "<text ") > 5 && texts_fit(text),
               "%s: whole, and no text is cut off", FIGURES[i].name);
         if (strcmp(FIGURES[i].name, "ring") == 0)
-            check(&c, occurrences(text, ">abc<") == 3 + 6 + 9, "ring: after four steps every rank has every sum");
+            check(&c, occurrences(text, ">abc<") == 3 + 6 + 9,
+                  "ring: after four steps every rank has every sum");
         if (strcmp(FIGURES[i].name, "networks") == 0)
-            check(&c, occurrences(text, ">InfiniBand<") == 5 && occurrences(text, ">RoCE<") == 5 &&
-                          occurrences(text, ">Ethernet<") == 4 && occurrences(text, ">NVLink<") == 4,
-                  "networks: data groups inside a kind of node have its network, or Ethernet across");
+            check(&c,
+                  occurrences(text, ">InfiniBand<") == 5 && occurrences(text, ">RoCE<") == 5 &&
+                      occurrences(text, ">Ethernet<") == 4 && occurrences(text, ">NVLink<") == 4,
+                  "networks: data groups inside a kind of node have its network, or Ethernet "
+                  "across");
         free(text);
     }
     remove_tree(dir);

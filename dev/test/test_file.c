@@ -14,7 +14,8 @@ static char root[] = "build/test_file.XXXXXX";  // holds all files of this test
 
 static const char *in_root(const char *name) { return in(root, name); }
 
-// Calls `act` in a process of its own; returns its exit code (-1: a signal) and copies the start of its stderr.
+// Calls `act` in a process of its own; returns its exit code (-1: a signal) and copies the start
+// of its stderr.
 static int run(void (*act)(void), char *said, size_t size) {
     int ends[2], status;
     if (pipe(ends) != 0) exit(1);
@@ -26,14 +27,16 @@ static int run(void (*act)(void), char *said, size_t size) {
     }
     close(ends[1]);
     size_t n = 0;
-    for (ssize_t got; n + 1 < size && (got = read(ends[0], said + n, size - 1 - n)) > 0;) n += (size_t)got;
+    for (ssize_t got; n + 1 < size && (got = read(ends[0], said + n, size - 1 - n)) > 0;)
+        n += (size_t)got;
     said[n] = '\0';
     close(ends[0]);
     if (child < 0 || waitpid(child, &status, 0) != child) exit(1);
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-// The address sanitizer's allocator returns NULL like libc's, and does not end the program itself.
+// The address sanitizer's allocator returns NULL like libc's, and does not end the program
+// itself.
 const char *__asan_default_options(void) { return "allocator_may_return_null=1"; }
 
 static volatile size_t half = SIZE_MAX / 2 + 2;  // not known when the compiler checks sizes
@@ -48,7 +51,8 @@ static void test_memory(void) {
     check(&checks, code == 1 && strncmp(said, sentence, strlen(sentence)) == 0,
           "a size that is no size_t ends the program: %.*s", (int)strcspn(said, "\n"), said);
     code = run(resize_too_much, said, sizeof said);
-    check(&checks, code == 1 && strncmp(said, sentence, strlen(sentence)) == 0, "also of memory that grows");
+    check(&checks, code == 1 && strncmp(said, sentence, strlen(sentence)) == 0,
+          "also of memory that grows");
     char *none = host_alloc(0, 8), *text = host_string("text");
     text = host_resize(text, 100, 1);
     check(&checks, none && strcmp(text, "text") == 0,
@@ -66,7 +70,8 @@ static void test_errors(void) {
 
 static void make_in_sealed(void) {
     Error err = {""};
-    if (geteuid() == 0 && setresuid(65534, 65534, 65534) != 0) _exit(3);  // nothing is sealed for root
+    if (geteuid() == 0 && setresuid(65534, 65534, 65534) != 0)
+        _exit(3);  // nothing is sealed for root
     if (!folder_make(in_root("sealed/out"), &err)) fprintf(stderr, "%s", err.text);
 }
 
@@ -74,8 +79,8 @@ static void test_folders(void) {
     char said[512];
     bool made = chmod(root, 0755) == 0 && mkdir(in_root("sealed"), 0555) == 0;
     int code = run(make_in_sealed, said, sizeof said);
-    check(&checks, made && code == 0 && strstr(said, "Permission denied"), "the reason why there is no folder: %s",
-          said);
+    check(&checks, made && code == 0 && strstr(said, "Permission denied"),
+          "the reason why there is no folder: %s", said);
 }
 
 int main(void) {

@@ -1,5 +1,6 @@
-// test_fuzz.c: gives every file of dev/fuzz/corpus/TARGET to its target of dev/fuzz/targets.h: inputs that fuzzing once
-// found, and a sound file of each kind. Each runs in a process of its own, which must end well within 20 seconds.
+// test_fuzz.c: gives every file of dev/fuzz/corpus/TARGET to its target of dev/fuzz/targets.h:
+// inputs that fuzzing once found, and a sound file of each kind. Each runs in a process of its
+// own, which must end well within 20 seconds.
 #include "dev/fuzz/targets.h"
 
 #include <sys/resource.h>
@@ -21,13 +22,16 @@ static int replay(const FuzzTarget *target, const char *path) {
         char *data = file_read(path, 1 << 20, &bytes, &err);
         if (!data || !freopen("/dev/null", "w", stdout)) _exit(1);
         if (!getenv("FUZZ_LOUD") && !freopen("/dev/null", "w", stderr)) _exit(1);
-        uint8_t *exact = (uint8_t *)malloc(bytes ? bytes : 1);  // nothing behind it that could hide a read too far
+        uint8_t *exact = (uint8_t *)malloc(
+            bytes ? bytes : 1);  // nothing behind it that could hide a read too far
         if (!exact) _exit(1);
         memcpy(exact, data, bytes);
         target->call(exact, bytes);
         _exit(0);
     }
-    return child < 0 || waitpid(child, &status, 0) != child || !WIFEXITED(status) ? -1 : WEXITSTATUS(status);
+    return child < 0 || waitpid(child, &status, 0) != child || !WIFEXITED(status)
+               ? -1
+               : WEXITSTATUS(status);
 }
 
 int main(void) {
@@ -46,7 +50,8 @@ int main(void) {
             if (!ok) snprintf(bad, sizeof bad, "; not %.400s", path);
         }
         if (dir) closedir(dir);
-        check(&c, files > 0 && fine == files, "%s: %d of %d files%s", FUZZ_TARGETS[i].name, fine, files, bad);
+        check(&c, files > 0 && fine == files, "%s: %d of %d files%s", FUZZ_TARGETS[i].name, fine,
+              files, bad);
     }
     return check_summary(&c);
 }

@@ -1,5 +1,5 @@
-// test_grid.c: rank coordinates, groups and the split of layers, over every small grid; two rules that derive the split
-// of tensors.
+// test_grid.c: rank coordinates, groups and the split of layers, over every small grid; two rules
+// that derive the split of tensors.
 #define _GNU_SOURCE
 #include "llmc/llama.h"
 #include "llmc/pipeline_lists.h"
@@ -15,9 +15,10 @@ static Grid at(size_t world, size_t rank, size_t t, size_t d, size_t p, const ch
     return g;
 }
 
-// True if two rules give the split of every tensor in a table. Within a layer, products alternate: one is cut by its
-// outputs, the next by its inputs. A vector that is added to cut outputs is cut with them. Outside the layers a matrix
-// with a row for each token of the vocabulary is cut by these rows. outputs_first: matrices are [out, in].
+// True if two rules give the split of every tensor in a table. Within a layer, products
+// alternate: one is cut by its outputs, the next by its inputs. A vector that is added to cut
+// outputs is cut with them. Outside the layers a matrix with a row for each token of the
+// vocabulary is cut by these rows. outputs_first: matrices are [out, in].
 static bool rules_derive_splits(const ModelSpec *spec, bool outputs_first) {
     size_t product = 0;
     bool cut = false;  // the outputs of the last product
@@ -44,10 +45,14 @@ static bool coordinates_are_a_bijection(size_t t, size_t d, size_t p, const char
     return true;
 }
 
-// A group has as many ranks as its axis is long, each once and in ascending order of its coordinate. They differ in the
-// group's own coordinates only, and all of them have the same group.
+// A group has as many ranks as its axis is long, each once and in ascending order of its
+// coordinate. They differ in the group's own coordinates only, and all of them have the same
+// group.
 static bool groups_are_right(size_t t, size_t d, size_t p, const char *order, char group) {
-    size_t world = t * d * p, size = group == 't' ? t : group == 'd' ? d : group == 'p' || p == 1 ? p : 2;
+    size_t world = t * d * p, size = group == 't'             ? t
+                                     : group == 'd'           ? d
+                                     : group == 'p' || p == 1 ? p
+                                                              : 2;
     for (size_t rank = 0; rank < world; rank++) {
         Grid g = at(world, rank, t, d, p, order);
         int ranks[64], theirs[64];
@@ -72,17 +77,21 @@ static bool groups_are_right(size_t t, size_t d, size_t p, const char *order, ch
     return true;
 }
 
-// "dropped layers": every layer is in exactly one chunk, and sizes differ by one at most, the longer ones first.
+// "dropped layers": every layer is in exactly one chunk, and sizes differ by one at most, the
+// longer ones first.
 static bool layers_are_dealt(size_t L, size_t chunks) {
     size_t next = 0;
     for (size_t c = 0; c < chunks; c++) {
         next += stage_layer_count(L, chunks, c);
-        if (c > 0 && stage_layer_count(L, chunks, c) > stage_layer_count(L, chunks, c - 1)) return false;
+        if (c > 0 && stage_layer_count(L, chunks, c) > stage_layer_count(L, chunks, c - 1))
+            return false;
     }
-    return next == L && stage_layer_count(L, chunks, 0) <= stage_layer_count(L, chunks, chunks - 1) + 1;
+    return next == L &&
+           stage_layer_count(L, chunks, 0) <= stage_layer_count(L, chunks, chunks - 1) + 1;
 }
 
-// Lists of all pairs of stages, dealt to 1 to 3 chunks: a stage has its number of layers, no chunk has none.
+// Lists of all pairs of stages, dealt to 1 to 3 chunks: a stage has its number of layers, no
+// chunk has none.
 static bool lists_are_dealt(size_t L) {
     char list[40];
     for (size_t first = 0; first <= L; first++) {
@@ -102,7 +111,8 @@ static bool lists_are_dealt(size_t L) {
     return true;
 }
 
-static bool refused(size_t world, size_t t, size_t d, size_t p, const char *order, const char *word) {
+static bool refused(size_t world, size_t t, size_t d, size_t p, const char *order,
+                    const char *word) {
     Grid g = {0, 0, t, d, p, 0, 0, 0, ""};
     Error err = {""};
     if (grid_make(&g, world, 0, order, &err)) return false;
@@ -133,27 +143,52 @@ int main(void) {
 
     bool dealt = true;
     for (size_t L = 1; L <= 100; L++) {
-        for (size_t chunks = 1; chunks <= 100; chunks++) dealt = dealt && layers_are_dealt(L, chunks);
+        for (size_t chunks = 1; chunks <= 100; chunks++)
+            dealt = dealt && layers_are_dealt(L, chunks);
     }
-    check(&c, dealt, "dropped layers: every split of 1..100 layers over 1..100 chunks holds each layer once");
+    check(
+        &c, dealt,
+        "dropped layers: every split of 1..100 layers over 1..100 chunks holds each layer once");
     check(&c, stage_layer_count(30, 4, 0) == 8 && stage_layer_count(30, 4, 3) == 7,
           "dropped layers: 30 over 4 is 8 8 7 7");
 
     for (size_t L = 1; L <= 40; L++) dealt = dealt && lists_are_dealt(L);
-    check(&c, dealt, "dropped layers: every list of 2 stages gives each its layers, in up to 3 chunks");
-    static const char *const bad[] = {"", ",", "10", "5,5,", ",5,5", "5,,5", "5,5,5", "5,-5", "5 ,5", "6,5", "5,4",
-                                      "x,5", "18446744073709551615,11", "0,10", "10,0"};
+    check(&c, dealt,
+          "dropped layers: every list of 2 stages gives each its layers, in up to 3 chunks");
+    static const char *const bad[] = {"",
+                                      ",",
+                                      "10",
+                                      "5,5,",
+                                      ",5,5",
+                                      "5,,5",
+                                      "5,5,5",
+                                      "5,-5",
+                                      "5 ,5",
+                                      "6,5",
+                                      "5,4",
+                                      "x,5",
+                                      "18446744073709551615,11",
+                                      "0,10",
+                                      "10,0"};
     bool none = true;
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) none = none && !stage_list_is(bad[i], 10, 2, 1);
-    check(&c, none && stage_list_is("5,5", 10, 2, 1) && stage_list_is("10", 10, 1, 1), "lists that are none");
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        none = none && !stage_list_is(bad[i], 10, 2, 1);
+    check(&c, none && stage_list_is("5,5", 10, 2, 1) && stage_list_is("10", 10, 1, 1),
+          "lists that are none");
 
-    check(&c, refused(8, 2, 3, 2, "tdp", "--tensor 2 * --pipeline 2 * --data 3 makes 12, but the job has 8 ranks"),
+    check(&c,
+          refused(8, 2, 3, 2, "tdp",
+                  "--tensor 2 * --pipeline 2 * --data 3 makes 12, but the job has 8 ranks"),
           "2 x 3 x 2 on 8 ranks is refused");
-    check(&c, refused(1, 2, 1, 1, "tdp", "--tensor 2 makes 2, but the job has 1 rank"), "2 on 1 rank is refused");
-    check(&c, refused(1, 1, 1, 1, "tdpx", "--order must be"), "an order of four letters is refused");
+    check(&c, refused(1, 2, 1, 1, "tdp", "--tensor 2 makes 2, but the job has 1 rank"),
+          "2 on 1 rank is refused");
+    check(&c, refused(1, 1, 1, 1, "tdpx", "--order must be"),
+          "an order of four letters is refused");
     check(&c, refused(8, 1000000, 1000000, 1000000, "tdp", "makes 1000000000000000000"),
           "the largest sizes do not overflow");
-    check(&c, refused(8, 8, 1, 1, "tdd", "--order must be an order of the letters t, d and p, not 'tdd'"),
+    check(&c,
+          refused(8, 8, 1, 1, "tdd",
+                  "--order must be an order of the letters t, d and p, not 'tdd'"),
           "an order that is no permutation is refused");
 
     bool derived = true;

@@ -1,5 +1,6 @@
-// test_llama.c: runs train_llama as a user would and compares losses, norms, gradients, weights and folders with the
-// fp64 reference, llmc/reference_llama.h, and that with PyTorch's numbers (dev/data/golden_llama.py).
+// test_llama.c: runs train_llama as a user would and compares losses, norms, gradients, weights
+// and folders with the fp64 reference, llmc/reference_llama.h, and that with PyTorch's numbers
+// (dev/data/golden_llama.py).
 //
 //   test_llama BUILD_DIR [GROUP]      for example: test_llama build/cpu-fp32 layouts
 //
@@ -20,8 +21,10 @@ typedef struct {
 // Makes the spec of *m, which must stay where it is, and a model with random weights.
 static Reference llama_model(const Model *s, Llama *m, double scale, uint64_t seed) {
     memset(m, 0, sizeof *m);
-    m->type = s->type, m->tied = s->tied, m->KV = s->KV, m->F = s->F, m->theta = 100, m->rotary = s->rotary;
-    m->epsilon = s->type == QWEN2 ? 1e-6 : 1e-5, m->factor = s->factor, m->low = 1, m->high = 4, m->original = 16;
+    m->type = s->type, m->tied = s->tied, m->KV = s->KV, m->F = s->F, m->theta = 100,
+    m->rotary = s->rotary;
+    m->epsilon = s->type == QWEN2 ? 1e-6 : 1e-5, m->factor = s->factor, m->low = 1, m->high = 4,
+    m->original = 16;
     llama_make(m);
     GPTConfig config = {s->L, s->C, s->NH, s->V, padded_vocabulary(s->V), 4 * s->T, &m->spec};
     Reference ref = reference_create(&config);
@@ -30,26 +33,30 @@ static Reference llama_model(const Model *s, Llama *m, double scale, uint64_t se
 }
 
 static char *llama_config(const GPTConfig *g) {
-    static const char *const CLASSES[] = {"LlamaForCausalLM", "Qwen2ForCausalLM", "NemotronForCausalLM"};
+    static const char *const CLASSES[] = {"LlamaForCausalLM", "Qwen2ForCausalLM",
+                                          "NemotronForCausalLM"};
     const Llama *m = llama_of(g);
     char *text = allocate(2048), scaling[200] = "null";
     if (m->factor > 0)
-        snprintf(scaling, sizeof scaling, "{\"rope_type\": \"llama3\", \"factor\": %g, \"low_freq_factor\": %g, "
-                 "\"high_freq_factor\": %g, \"original_max_position_embeddings\": %g}", m->factor, m->low, m->high,
-                 m->original);
-    snprintf(text, 2048, "{\"architectures\": [\"%s\"], \"model_type\": \"%s\", \"hidden_size\": %zu, "
-             "\"num_hidden_layers\": %zu, \"num_attention_heads\": %zu, \"num_key_value_heads\": %zu, "
-             "\"intermediate_size\": %zu, \"vocab_size\": %zu, \"max_position_embeddings\": %zu, "
-             "\"hidden_act\": \"%s\", \"%s\": %g, \"rope_theta\": %g, \"rope_scaling\": %s, "
-             "\"partial_rotary_factor\": %.17g, \"tie_word_embeddings\": %s, \"bos_token_id\": 1, "
-             "\"eos_token_id\": [2, 3]}", CLASSES[m->type],
-             LLAMA_TYPES[m->type], g->C, g->L, g->NH, m->KV, m->F, g->V, g->maxT,
-             m->type == NEMOTRON ? "relu2" : "silu", m->type == NEMOTRON ? "norm_eps" : "rms_norm_eps", m->epsilon,
-             m->theta, scaling, m->rotary, m->tied ? "true" : "false");
+        snprintf(scaling, sizeof scaling,
+                 "{\"rope_type\": \"llama3\", \"factor\": %g, \"low_freq_factor\": %g, "
+                 "\"high_freq_factor\": %g, \"original_max_position_embeddings\": %g}",
+                 m->factor, m->low, m->high, m->original);
+    snprintf(
+        text, 2048,
+        "{\"architectures\": [\"%s\"], \"model_type\": \"%s\", \"hidden_size\": %zu, "
+        "\"num_hidden_layers\": %zu, \"num_attention_heads\": %zu, \"num_key_value_heads\": %zu, "
+        "\"intermediate_size\": %zu, \"vocab_size\": %zu, \"max_position_embeddings\": %zu, "
+        "\"hidden_act\": \"%s\", \"%s\": %g, \"rope_theta\": %g, \"rope_scaling\": %s, "
+        "\"partial_rotary_factor\": %.17g, \"tie_word_embeddings\": %s, \"bos_token_id\": 1, "
+        "\"eos_token_id\": [2, 3]}",
+        CLASSES[m->type], LLAMA_TYPES[m->type], g->C, g->L, g->NH, m->KV, m->F, g->V, g->maxT,
+        m->type == NEMOTRON ? "relu2" : "silu", m->type == NEMOTRON ? "norm_eps" : "rms_norm_eps",
+        m->epsilon, m->theta, scaling, m->rotary, m->tied ? "true" : "false");
     return text;
 }
 
-// ---- group reference ------------------------------------------------------------------------------------
+// ---- group reference -------------------------------------------------------------------
 
 static const Model TINY[] = {
     {"llama", LLAMA, false, 2, 8, 4, 2, 5, 7, 4, 1, 1, 1, 8},
@@ -64,30 +71,46 @@ static void test_differences(Context *x, const Model *s) {
     Reference ref = llama_model(s, &m, 0.5, 1);
     int *tokens = random_tokens(B * T + 1, s->V, 2);
     Errors e = compare_differences(&ref, reference_llama_loss, tokens, B, T);
-    check(&x->check, e.worst < 1e-7, "reference: %s's gradients against finite differences: %.1e (%s)", s->name,
-          e.worst, e.name);
+    check(&x->check, e.worst < 1e-7,
+          "reference: %s's gradients against finite differences: %.1e (%s)", s->name, e.worst,
+          e.name);
     free(tokens);
     reference_free(&ref);
 }
 
-// The independent case: PyTorch in float64. Weights, tokens and directions come from one generator.
+// The independent case: PyTorch in float64. Weights, tokens and directions come from one
+// generator.
 static void test_golden(Context *x, const cJSON *item) {
-    const cJSON *model = cJSON_GetObjectItem(item, "model"), *gradients = cJSON_GetObjectItem(item, "gradients");
+    const cJSON *model = cJSON_GetObjectItem(item, "model"),
+                *gradients = cJSON_GetObjectItem(item, "gradients");
     const char *type = cJSON_GetStringValue(cJSON_GetObjectItem(model, "type"));
-    Model s = {type, LLAMA, cJSON_IsTrue(cJSON_GetObjectItem(model, "tied")), (size_t)number(model, "L"),
-               (size_t)number(model, "C"), (size_t)number(model, "NH"), (size_t)number(model, "KV"),
-               (size_t)number(model, "F"), (size_t)number(model, "V"), (size_t)number(model, "T"), 1, 1,
-               number(model, "rotary"), number(model, "factor")};
+    Model s = {type,
+               LLAMA,
+               cJSON_IsTrue(cJSON_GetObjectItem(model, "tied")),
+               (size_t)number(model, "L"),
+               (size_t)number(model, "C"),
+               (size_t)number(model, "NH"),
+               (size_t)number(model, "KV"),
+               (size_t)number(model, "F"),
+               (size_t)number(model, "V"),
+               (size_t)number(model, "T"),
+               1,
+               1,
+               number(model, "rotary"),
+               number(model, "factor")};
     while (strcmp(LLAMA_TYPES[s.type], type) != 0) s.type++;
     Llama m;
     Reference ref = llama_model(&s, &m, 0, 0);
-    m.theta = number(model, "theta"), m.epsilon = number(model, "epsilon"), m.original = number(model, "original");
+    m.theta = number(model, "theta"), m.epsilon = number(model, "epsilon"),
+    m.original = number(model, "original");
     uint64_t seed = (uint64_t)number(model, "seed");
     random_params(&ref, number(model, "scale"), &seed);
     size_t B = (size_t)number(model, "B"), N = B * s.T;
     int *tokens = allocate((N + 1) * sizeof(int));
     for (size_t i = 0; i <= N; i++) tokens[i] = (int)((noise(&seed) + 1) / 2 * (double)s.V);
-    double loss = reference_llama_loss(&ref, tokens, tokens + 1, B, s.T, 1.0 / (double)N) / (double)N, worst = 0;
+    double loss = reference_llama_loss(&ref, tokens, tokens + 1, B, s.T, 1.0 / (double)N) /
+                  (double)N,
+           worst = 0;
     for (size_t i = 0; i < ref.table.count; i++) {
         const Tensor *t = &ref.table.tensors[i];
         const cJSON *want = cJSON_GetObjectItem(gradients, t->name);
@@ -97,13 +120,17 @@ static void test_golden(Context *x, const cJSON *item) {
             norm += g * g, along += g * noise(&seed);
         }
         double scale = want ? cJSON_GetArrayItem(want, 0)->valuedouble : NAN;
-        double error = want ? fmax(fabs(sqrt(norm) - scale), fabs(along - cJSON_GetArrayItem(want, 1)->valuedouble)) /
-                                  scale : INFINITY;
+        double error = want ? fmax(fabs(sqrt(norm) - scale),
+                                   fabs(along - cJSON_GetArrayItem(want, 1)->valuedouble)) /
+                                  scale
+                            : INFINITY;
         worst = error > worst ? error : worst;
     }
     double error = relative(loss, number(item, "loss"));
-    check(&x->check, error < 1e-12 && worst < 1e-11 && cJSON_GetArraySize(gradients) == (int)ref.table.count,
-          "reference: PyTorch's %s: loss %.1e, gradients %.1e (bounds 1e-12, 1e-11)", type, error, worst);
+    check(&x->check,
+          error < 1e-12 && worst < 1e-11 && cJSON_GetArraySize(gradients) == (int)ref.table.count,
+          "reference: PyTorch's %s: loss %.1e, gradients %.1e (bounds 1e-12, 1e-11)", type, error,
+          worst);
     free(tokens);
     reference_free(&ref);
 }
@@ -116,7 +143,7 @@ static void group_reference(Context *x) {
     cJSON_Delete(golden);
 }
 
-// ---- runs -----------------------------------------------------------------------------------------------
+// ---- runs ------------------------------------------------------------------------------
 
 static const Layout LLAMA_ONE = {"train_llama", 1, ""};
 
@@ -152,16 +179,18 @@ static void close_case(Case *c) {
     reference_free(&c->ref);
 }
 
-// GPT-2's bounds, but in bf16 1.5 times as wide for all gradients together and twice for the worst: q and k are tensors
-// of their own here, RoPE rounds them once more in either direction, and their gradients are differences. 1.3% and 3.2%
-// are measured; the loss of one micro-batch of 8 would be 12%.
+// GPT-2's bounds, but in bf16 1.5 times as wide for all gradients together and twice for the
+// worst: q and k are tensors of their own here, RoPE rounds them once more in either direction,
+// and their gradients are differences. 1.3% and 3.2% are measured; the loss of one micro-batch of
+// 8 would be 12%.
 static Bounds llama_bounds(const Context *x, const GPTConfig *g) {
     Bounds b = bounds(x, g);
     if (x->bf16) b.gradient *= 2, b.gradients *= 1.5;
     return b;
 }
 
-// One run against the reference: gradients, losses, norms, and the weights of the folder that it saves.
+// One run against the reference: gradients, losses, norms, and the weights of the folder that it
+// saves.
 static bool run_case(Context *x, Case *c, const Layout *layout, const char *name, double *got) {
     const ParamTable *table = &c->ref.table;
     Bounds bound = llama_bounds(x, &table->config);
@@ -172,13 +201,13 @@ static bool run_case(Context *x, Case *c, const Layout *layout, const char *name
     bool saved = read_tensors("out/step-00000002/model.safetensors", "", table, weights);
     Errors e = compare_tensors(table, weights, c->want.weights);
     ok = ok && saved && within(&r, &bound) && e.worst <= bound.weight && e.whole <= bound.weights;
-    check(&x->check, ok, "%-64s gradients %.1e, %s %.1e, losses %.1e, norms %.1e, weights %.1e", name,
-          r.gradients.whole, r.gradients.name, r.gradients.worst, r.loss, r.norm, e.worst);
+    check(&x->check, ok, "%-64s gradients %.1e, %s %.1e, losses %.1e, norms %.1e, weights %.1e",
+          name, r.gradients.whole, r.gradients.name, r.gradients.worst, r.loss, r.norm, e.worst);
     free(weights);
     return ok;
 }
 
-// ---- group shapes: one rank, odd sizes ------------------------------------------------------------------
+// ---- group shapes: one rank, odd sizes -------------------------------------------------
 
 static const Model SHAPES[] = {
     {"nothing divides", LLAMA, false, 3, 18, 3, 1, 25, 33, 7, 1, 3, 1, 8},
@@ -199,15 +228,15 @@ static void group_shapes(Context *x) {
         size_t used = strlen(c.flags);
         snprintf(c.flags + used, sizeof c.flags - used, " --micro-batch %zu", s->micro);
         double *got = allocate(c.ref.table.total * sizeof(double));
-        snprintf(name, sizeof name, "%s: %s (C=%zu NH=%zu KV=%zu F=%zu T=%zu)", LLAMA_TYPES[s->type], s->name, s->C,
-                 s->NH, s->KV, s->F, s->T);
+        snprintf(name, sizeof name, "%s: %s (C=%zu NH=%zu KV=%zu F=%zu T=%zu)",
+                 LLAMA_TYPES[s->type], s->name, s->C, s->NH, s->KV, s->F, s->T);
         run_case(x, &c, &LLAMA_ONE, name, got);
         free(got);
         close_case(&c);
     }
 }
 
-// ---- group layouts --------------------------------------------------------------------------------------
+// ---- group layouts ---------------------------------------------------------------------
 
 static const Model MODELS[] = {
     {"llama", LLAMA, false, 4, 32, 8, 4, 48, 200, 16, 1, 8, 1, 8},
@@ -256,11 +285,13 @@ static const Row ROWS[] = {
 
 enum { NUM_ROWS = sizeof ROWS / sizeof *ROWS };
 
-// Rows of the same model, t, d, micro-batch and sequence parallelism have the same bits, if all have stages or none.
+// Rows of the same model, t, d, micro-batch and sequence parallelism have the same bits, if all
+// have stages or none.
 static bool same_family(const Row *a, const Row *b) {
-    bool sp[2] = {strstr(a->flags, "--sequence-parallel 1"), strstr(b->flags, "--sequence-parallel 1")};
-    return a->model == b->model && a->t == b->t && a->d == b->d && a->micro == b->micro && sp[0] == sp[1] &&
-           (a->p > 1) == (b->p > 1);
+    bool sp[2] = {strstr(a->flags, "--sequence-parallel 1"),
+                  strstr(b->flags, "--sequence-parallel 1")};
+    return a->model == b->model && a->t == b->t && a->d == b->d && a->micro == b->micro &&
+           sp[0] == sp[1] && (a->p > 1) == (b->p > 1);
 }
 
 static void group_layouts(Context *x) {
@@ -275,9 +306,10 @@ static void group_layouts(Context *x) {
         Layout layout = {"train_llama", row->t * row->d * row->p, flags};
         if (layout.ranks > max_ranks(x) || (x->bf16 && !row->bf16)) continue;
         if (!c->want.weights) open_case(x, c, &MODELS[row->model], MODELS[row->model].name);
-        snprintf(name, sizeof name, "%s %dx%dx%d of %d %s", MODELS[row->model].name, row->t, row->d, row->p, row->micro,
-                 row->flags);
-        snprintf(flags, sizeof flags, "--tensor %d --data %d --pipeline %d --micro-batch %d --debug-replicas 1 %s",
+        snprintf(name, sizeof name, "%s %dx%dx%d of %d %s", MODELS[row->model].name, row->t,
+                 row->d, row->p, row->micro, row->flags);
+        snprintf(flags, sizeof flags,
+                 "--tensor %d --data %d --pipeline %d --micro-batch %d --debug-replicas 1 %s",
                  row->t, row->d, row->p, row->micro, row->flags);
         gradients[i] = allocate(table->total * sizeof(double));
         // The copies of the tied embedding are equal in whatever order each communicator adds.
@@ -286,9 +318,10 @@ static void group_layouts(Context *x) {
         logs[i] = read_log("log");
         for (size_t j = 0; j < i; j++) {
             if (!gradients[j] || !same_family(&ROWS[j], row)) continue;
-            check(&x->check, same_log(&logs[i], &logs[j]) &&
-                  memcmp(gradients[i], gradients[j], table->total * sizeof(double)) == 0, "%s: the bits of row %zu",
-                  name, j);
+            check(&x->check,
+                  same_log(&logs[i], &logs[j]) &&
+                      memcmp(gradients[i], gradients[j], table->total * sizeof(double)) == 0,
+                  "%s: the bits of row %zu", name, j);
             break;
         }
     }
@@ -298,9 +331,10 @@ static void group_layouts(Context *x) {
     }
 }
 
-// ---- group config: config.json alone --------------------------------------------------------------------
+// ---- group config: config.json alone ---------------------------------------------------
 
-// The members of `base` with those of `more` set (null: as it stands; "-KEY": without it), as text.
+// The members of `base` with those of `more` set (null: as it stands; "-KEY": without it), as
+// text.
 static char *with_members(const char *base, const char *more) {
     cJSON *root = cJSON_Parse(base), *set = cJSON_Parse(more), *item;
     if (!root || !set) die("not JSON:", more);
@@ -323,26 +357,38 @@ typedef struct {
 } Change;
 
 #define YARN "{\"rope_type\": \"yarn\", \"factor\": 4.0}"
-#define SCALED(factor) "{\"rope_type\": \"llama3\", \"factor\": " factor ", \"low_freq_factor\": 1.0, " \
+#define SCALED(factor)                                \
+    "{\"rope_type\": \"llama3\", \"factor\": " factor \
+    ", \"low_freq_factor\": 1.0, "                    \
     "\"high_freq_factor\": 4.0, \"original_max_position_embeddings\": 16}"
 #define NESTED(members) "{\"rope_parameters\": {\"rope_type\": \"default\", " members "}"
 static const Change CHANGES[] = {
     // two places of RoPE
-    {QWEN2, NESTED("\"rope_theta\": 100.0") ", \"rope_scaling\": " YARN "}", "\"rope_parameters\" and \"rope_scaling\" disagree"},
-    {LLAMA, NESTED("\"rope_theta\": 100.0") ", \"rope_scaling\": " SCALED("8.0") "}", "\"rope_scaling\" disagree"},
-    {LLAMA, "{\"rope_parameters\": " SCALED("8.0") ", \"rope_scaling\": " SCALED("4.0") "}", "\"rope_scaling\" disagree"},
-    {LLAMA, "{\"rope_parameters\": " SCALED("8.0") ", \"rope_scaling\": " SCALED("8.0") "}", NULL},
+    {QWEN2, NESTED("\"rope_theta\": 100.0") ", \"rope_scaling\": " YARN "}",
+     "\"rope_parameters\" and \"rope_scaling\" disagree"},
+    {LLAMA, NESTED("\"rope_theta\": 100.0") ", \"rope_scaling\": " SCALED("8.0") "}",
+     "\"rope_scaling\" disagree"},
+    {LLAMA, "{\"rope_parameters\": " SCALED("8.0") ", \"rope_scaling\": " SCALED("4.0") "}",
+     "\"rope_scaling\" disagree"},
+    {LLAMA, "{\"rope_parameters\": " SCALED("8.0") ", \"rope_scaling\": " SCALED("8.0") "}",
+     NULL},
     {LLAMA, NESTED("\"rope_theta\": 100.0") ", \"rope_scaling\": null}", NULL},
-    {LLAMA, NESTED("\"rope_theta\": 77.0") ", \"rope_scaling\": null}", "has \"rope_theta\" twice, and they disagree"},
+    {LLAMA, NESTED("\"rope_theta\": 77.0") ", \"rope_scaling\": null}",
+     "has \"rope_theta\" twice, and they disagree"},
     {LLAMA, NESTED("\"rope_theta\": 77.0") ", \"-rope_theta\": 0, \"rope_scaling\": null}", NULL},
-    {NEMOTRON, NESTED("\"partial_rotary_factor\": 0.25") "}", "has \"partial_rotary_factor\" twice"},
+    {NEMOTRON, NESTED("\"partial_rotary_factor\": 0.25") "}",
+     "has \"partial_rotary_factor\" twice"},
     {NEMOTRON, NESTED("\"partial_rotary_factor\": 0.5") "}", NULL},
-    {LLAMA, NESTED("\"type\": \"llama3\"") ", \"rope_scaling\": null}", "\"rope_type\" and \"type\" disagree"},
+    {LLAMA, NESTED("\"type\": \"llama3\"") ", \"rope_scaling\": null}",
+     "\"rope_type\" and \"type\" disagree"},
     {LLAMA, "{\"rope_scaling\": {\"type\": \"default\"}}", NULL},
-    {LLAMA, "{\"rope_scaling\": {\"type\": \"linear\", \"factor\": 2.0}}", "\"rope_type\" linear"},
-    {LLAMA, "{\"rope_scaling\": {\"type\": \"default\", \"mrope_section\": [1, 1]}}", "\"mrope_section\" of RoPE"},
+    {LLAMA, "{\"rope_scaling\": {\"type\": \"linear\", \"factor\": 2.0}}",
+     "\"rope_type\" linear"},
+    {LLAMA, "{\"rope_scaling\": {\"type\": \"default\", \"mrope_section\": [1, 1]}}",
+     "\"mrope_section\" of RoPE"},
     {LLAMA, "{\"rope_scaling\": {\"type\": \"default\", \"factor\": 2.0}}", "\"factor\" of RoPE"},
-    {LLAMA, "{\"rope_scaling\": {\"full_attention\": {\"rope_theta\": 5.0}}}", "\"full_attention\" of RoPE"},
+    {LLAMA, "{\"rope_scaling\": {\"full_attention\": {\"rope_theta\": 5.0}}}",
+     "\"full_attention\" of RoPE"},
     {LLAMA, "{\"rope_scaling\": 2.0}", "\"rope_scaling\" must be an object"},
     {LLAMA, "{\"rope_scaling\": {\"rope_type\": 3}}", "\"rope_type\" must be a word"},
     // a share of a head's channels, which only Nemotron turns
@@ -356,13 +402,21 @@ static const Change CHANGES[] = {
     {NEMOTRON, "{\"hidden_dropout\": 0.1}", "\"hidden_dropout\" must be 0"},
     {NEMOTRON, "{\"attention_dropout\": 0.0, \"hidden_dropout\": 0}", NULL},
     // windows
-    {QWEN2, "{\"use_sliding_window\": true, \"sliding_window\": 8, \"max_window_layers\": 4}", NULL},
-    {QWEN2, "{\"use_sliding_window\": true, \"sliding_window\": 8, \"max_window_layers\": 3}", "\"use_sliding_window\""},
-    {QWEN2, "{\"use_sliding_window\": true, \"sliding_window\": null, \"max_window_layers\": 3}", NULL},
+    {QWEN2, "{\"use_sliding_window\": true, \"sliding_window\": 8, \"max_window_layers\": 4}",
+     NULL},
+    {QWEN2, "{\"use_sliding_window\": true, \"sliding_window\": 8, \"max_window_layers\": 3}",
+     "\"use_sliding_window\""},
+    {QWEN2, "{\"use_sliding_window\": true, \"sliding_window\": null, \"max_window_layers\": 3}",
+     NULL},
     {QWEN2, "{\"sliding_window\": 8, \"max_window_layers\": 0}", NULL},
     {QWEN2, "{\"max_window_layers\": -1}", "\"max_window_layers\" must be a whole number"},
-    {QWEN2, "{\"layer_types\": [\"full_attention\", \"full_attention\", \"full_attention\", \"full_attention\"]}", NULL},
-    {QWEN2, "{\"layer_types\": [\"full_attention\", \"full_attention\", \"full_attention\", \"sliding_attention\"]}",
+    {QWEN2,
+     "{\"layer_types\": [\"full_attention\", \"full_attention\", \"full_attention\", "
+     "\"full_attention\"]}",
+     NULL},
+    {QWEN2,
+     "{\"layer_types\": [\"full_attention\", \"full_attention\", \"full_attention\", "
+     "\"sliding_attention\"]}",
      "\"layer_types\" must be 4 times full_attention"},
     {LLAMA, "{\"layer_types\": [\"full_attention\"]}", "\"layer_types\" must be 4 times"},
     {LLAMA, "{\"use_sliding_window\": true}", "\"use_sliding_window\""},
@@ -371,47 +425,74 @@ static const Change CHANGES[] = {
     {NEMOTRON, "{\"rms_norm_eps\": 1e-5}", "\"rms_norm_eps\" must be null"},
     {LLAMA, "{\"num_local_experts\": 8}", "\"num_local_experts\" is not supported"},
     {LLAMA, "{\"rope_interleaved\": true}", "\"rope_interleaved\" must be false"},
-    {LLAMA, "{\"my_own_scale\": 2}", "\"my_own_scale\" is not supported: if it changes nothing in the model, take it out"},
+    {LLAMA, "{\"my_own_scale\": 2}",
+     "\"my_own_scale\" is not supported: if it changes nothing in the model, take it out"},
     {LLAMA, "{\"my_own_scale\": null}", NULL},
     {LLAMA, "{\"add_cross_attention\": true}", "\"add_cross_attention\" must be false"},
     {LLAMA, "{\"pruned_heads\": {\"0\": [1]}}", "\"pruned_heads\" must be {}"},
     {LLAMA, "{\"tie_word_embeddings\": \"true\"}", "\"tie_word_embeddings\""},
-    {LLAMA, "{\"dtype\": \"float32\", \"torch_dtype\": \"bfloat16\"}", "\"dtype\" and \"torch_dtype\" disagree"},
+    {LLAMA, "{\"dtype\": \"float32\", \"torch_dtype\": \"bfloat16\"}",
+     "\"dtype\" and \"torch_dtype\" disagree"},
     {LLAMA, "{\"dtype\": \"float32\", \"torch_dtype\": \"float32\"}", NULL},
 };
 
-// What transformers 5.24 and 4.57 write with all defaults written out, but for sizes and what is in llama_config.
-#define NEWER "\"_name_or_path\": \"\", \"chunk_size_feed_forward\": 0, \"dtype\": null, \"id2label\": {\"0\": \"A\"}, " \
-    "\"label2id\": {\"A\": 0}, \"initializer_range\": 0.02, \"is_encoder_decoder\": false, \"attention_dropout\": 0.0, " \
-    "\"output_attentions\": false, \"output_hidden_states\": false, \"pad_token_id\": null, \"problem_type\": null, " \
+// What transformers 5.24 and 4.57 write with all defaults written out, but for sizes and what is
+// in llama_config.
+#define NEWER                                                                                  \
+    "\"_name_or_path\": \"\", \"chunk_size_feed_forward\": 0, \"dtype\": null, \"id2label\": " \
+    "{\"0\": \"A\"}, "                                                                         \
+    "\"label2id\": {\"A\": 0}, \"initializer_range\": 0.02, \"is_encoder_decoder\": false, "   \
+    "\"attention_dropout\": 0.0, "                                                             \
+    "\"output_attentions\": false, \"output_hidden_states\": false, \"pad_token_id\": null, "  \
+    "\"problem_type\": null, "                                                                 \
     "\"return_dict\": true, \"transformers_version\": \"5.24.0\", \"use_cache\": true"
-#define OLDER ", \"add_cross_attention\": false, \"bad_words_ids\": null, \"begin_suppress_tokens\": null, " \
-    "\"cross_attention_hidden_size\": null, \"decoder_start_token_id\": null, \"diversity_penalty\": 0.0, " \
-    "\"do_sample\": false, \"early_stopping\": false, \"encoder_no_repeat_ngram_size\": 0, " \
-    "\"exponential_decay_length_penalty\": null, \"finetuning_task\": null, \"forced_bos_token_id\": null, " \
-    "\"forced_eos_token_id\": null, \"is_decoder\": false, \"length_penalty\": 1.0, \"max_length\": 20, " \
+#define OLDER                                                                                    \
+    ", \"add_cross_attention\": false, \"bad_words_ids\": null, \"begin_suppress_tokens\": "     \
+    "null, "                                                                                     \
+    "\"cross_attention_hidden_size\": null, \"decoder_start_token_id\": null, "                  \
+    "\"diversity_penalty\": 0.0, "                                                               \
+    "\"do_sample\": false, \"early_stopping\": false, \"encoder_no_repeat_ngram_size\": 0, "     \
+    "\"exponential_decay_length_penalty\": null, \"finetuning_task\": null, "                    \
+    "\"forced_bos_token_id\": null, "                                                            \
+    "\"forced_eos_token_id\": null, \"is_decoder\": false, \"length_penalty\": 1.0, "            \
+    "\"max_length\": 20, "                                                                       \
     "\"min_length\": 0, \"no_repeat_ngram_size\": 0, \"num_beam_groups\": 1, \"num_beams\": 1, " \
-    "\"num_return_sequences\": 1, \"output_scores\": false, \"prefix\": null, \"pruned_heads\": {}, " \
-    "\"remove_invalid_values\": false, \"repetition_penalty\": 1.0, \"return_dict_in_generate\": false, " \
-    "\"sep_token_id\": null, \"suppress_tokens\": null, \"task_specific_params\": null, \"temperature\": 1.0, " \
-    "\"tf_legacy_loss\": false, \"tie_encoder_decoder\": false, \"tokenizer_class\": null, \"top_k\": 50, " \
+    "\"num_return_sequences\": 1, \"output_scores\": false, \"prefix\": null, "                  \
+    "\"pruned_heads\": {}, "                                                                     \
+    "\"remove_invalid_values\": false, \"repetition_penalty\": 1.0, "                            \
+    "\"return_dict_in_generate\": false, "                                                       \
+    "\"sep_token_id\": null, \"suppress_tokens\": null, \"task_specific_params\": null, "        \
+    "\"temperature\": 1.0, "                                                                     \
+    "\"tf_legacy_loss\": false, \"tie_encoder_decoder\": false, \"tokenizer_class\": null, "     \
+    "\"top_k\": 50, "                                                                            \
     "\"top_p\": 1.0, \"torchscript\": false, \"typical_p\": 1.0, \"use_bfloat16\": false"
 #define BIASES ", \"attention_bias\": false, \"mlp_bias\": false"
-#define WINDOWS ", \"max_window_layers\": 28, \"sliding_window\": null, \"use_sliding_window\": false, " \
-    "\"layer_types\": [\"full_attention\", \"full_attention\", \"full_attention\", \"full_attention\"]"
-#define LATEST_ROPE ", \"-rope_theta\": 0, \"-rope_scaling\": 0, \"-partial_rotary_factor\": 0, \"rope_parameters\": "
+#define WINDOWS                                                                              \
+    ", \"max_window_layers\": 28, \"sliding_window\": null, \"use_sliding_window\": false, " \
+    "\"layer_types\": [\"full_attention\", \"full_attention\", \"full_attention\", "         \
+    "\"full_attention\"]"
+#define LATEST_ROPE                                                               \
+    ", \"-rope_theta\": 0, \"-rope_scaling\": 0, \"-partial_rotary_factor\": 0, " \
+    "\"rope_parameters\": "
 static const Change WRITTEN[] = {
-    {LLAMA, "{" NEWER BIASES ", \"head_dim\": 4, \"pretraining_tp\": 1" LATEST_ROPE
-     "{\"rope_theta\": 100.0, \"rope_type\": \"default\"}}", NULL},
-    {QWEN2, "{" NEWER WINDOWS LATEST_ROPE "{\"rope_theta\": 100.0, \"rope_type\": \"default\"}}", NULL},
-    {NEMOTRON, "{" NEWER BIASES ", \"head_dim\": 4" LATEST_ROPE
-     "{\"partial_rotary_factor\": 0.5, \"rope_theta\": 100.0, \"rope_type\": \"default\"}}", NULL},
+    {LLAMA,
+     "{" NEWER BIASES ", \"head_dim\": 4, \"pretraining_tp\": 1" LATEST_ROPE
+     "{\"rope_theta\": 100.0, \"rope_type\": \"default\"}}",
+     NULL},
+    {QWEN2, "{" NEWER WINDOWS LATEST_ROPE "{\"rope_theta\": 100.0, \"rope_type\": \"default\"}}",
+     NULL},
+    {NEMOTRON,
+     "{" NEWER BIASES ", \"head_dim\": 4" LATEST_ROPE
+     "{\"partial_rotary_factor\": 0.5, \"rope_theta\": 100.0, \"rope_type\": \"default\"}}",
+     NULL},
     {LLAMA, "{" NEWER OLDER BIASES ", \"head_dim\": 4, \"pretraining_tp\": 1}", NULL},
     {QWEN2, "{" NEWER OLDER WINDOWS ", \"-partial_rotary_factor\": 0}", NULL},
     {NEMOTRON, "{" NEWER OLDER BIASES ", \"head_dim\": 4, \"num_key_value_heads\": null}", NULL},
     // SmolLM2's
-    {LLAMA, "{\"is_llama_config\": true, \"rope_interleaved\": false, \"pretraining_tp\": 1, "
-     "\"transformers.js_config\": {\"kv_cache_dtype\": {\"fp16\": \"float16\"}}}", NULL},
+    {LLAMA,
+     "{\"is_llama_config\": true, \"rope_interleaved\": false, \"pretraining_tp\": 1, "
+     "\"transformers.js_config\": {\"kv_cache_dtype\": {\"fp16\": \"float16\"}}}",
+     NULL},
 };
 
 static bool reads(const char *text, GPTConfig *g, Llama *m, Error *err) {
@@ -427,15 +508,16 @@ static void check_change(Context *x, char *const *bases, const Change *c) {
     Error err = {""};
     char *text = with_members(bases[c->type], c->members);
     bool read = reads(text, &g, &m, &err);
-    check(&x->check, read == !c->says && (read || strstr(err.text, c->says)), "config.json of %s: %.60s -> %s",
-          LLAMA_TYPES[c->type], c->members, err.text);
+    check(&x->check, read == !c->says && (read || strstr(err.text, c->says)),
+          "config.json of %s: %.60s -> %s", LLAMA_TYPES[c->type], c->members, err.text);
     free(text);
 }
 
 // Every member of the struct that llama_read sets comes back from what llama_write writes.
 static bool same_llama(const GPTConfig *a, const Llama *x, const GPTConfig *b, const Llama *y) {
-    return a->L == b->L && a->C == b->C && a->NH == b->NH && a->V == b->V && a->Vp == b->Vp && a->maxT == b->maxT &&
-           x->type == y->type && x->tied == y->tied && memcmp(&x->KV, &y->KV, sizeof *x - offsetof(Llama, KV)) == 0;
+    return a->L == b->L && a->C == b->C && a->NH == b->NH && a->V == b->V && a->Vp == b->Vp &&
+           a->maxT == b->maxT && x->type == y->type && x->tied == y->tied &&
+           memcmp(&x->KV, &y->KV, sizeof *x - offsetof(Llama, KV)) == 0;
 }
 
 static void group_config(Context *x) {
@@ -446,15 +528,24 @@ static void group_config(Context *x) {
         bases[i] = llama_config(&ref.config);
         reference_free(&ref);
     }
-    for (size_t i = 0; i < sizeof CHANGES / sizeof *CHANGES; i++) check_change(x, bases, &CHANGES[i]);
-    for (size_t i = 0; i < sizeof WRITTEN / sizeof *WRITTEN; i++) check_change(x, bases, &WRITTEN[i]);
+    for (size_t i = 0; i < sizeof CHANGES / sizeof *CHANGES; i++)
+        check_change(x, bases, &CHANGES[i]);
+    for (size_t i = 0; i < sizeof WRITTEN / sizeof *WRITTEN; i++)
+        check_change(x, bases, &WRITTEN[i]);
     static const Change EACH[] = {
         {LLAMA, "{}", NULL},
-        {LLAMA, "{\"rms_norm_eps\": 3e-7, \"rope_theta\": 12345.678, \"tie_word_embeddings\": true}", NULL},
-        {LLAMA, "{\"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 3.3, \"low_freq_factor\": 1.1, "
-         "\"high_freq_factor\": 4.4, \"original_max_position_embeddings\": 77}}", NULL},
-        {QWEN2, "{\"num_key_value_heads\": 2, \"intermediate_size\": 60, \"rms_norm_eps\": 0.1}", NULL},
-        {NEMOTRON, "{\"norm_eps\": 0.3, \"partial_rotary_factor\": 1, \"rope_theta\": 1e11}", NULL},
+        {LLAMA,
+         "{\"rms_norm_eps\": 3e-7, \"rope_theta\": 12345.678, \"tie_word_embeddings\": true}",
+         NULL},
+        {LLAMA,
+         "{\"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 3.3, \"low_freq_factor\": "
+         "1.1, "
+         "\"high_freq_factor\": 4.4, \"original_max_position_embeddings\": 77}}",
+         NULL},
+        {QWEN2, "{\"num_key_value_heads\": 2, \"intermediate_size\": 60, \"rms_norm_eps\": 0.1}",
+         NULL},
+        {NEMOTRON, "{\"norm_eps\": 0.3, \"partial_rotary_factor\": 1, \"rope_theta\": 1e11}",
+         NULL},
     };
     for (size_t i = 0; i < sizeof EACH / sizeof *EACH; i++) {
         GPTConfig a, b;
@@ -465,13 +556,14 @@ static void group_config(Context *x) {
         memset(&n, 0, sizeof n);
         b.spec = &n.spec;
         ok = ok && llama_read("again.json", &b, &err);
-        check(&x->check, ok && same_llama(&a, &m, &b, &n), "read, written, read: %.60s %s", EACH[i].members, err.text);
+        check(&x->check, ok && same_llama(&a, &m, &b, &n), "read, written, read: %.60s %s",
+              EACH[i].members, err.text);
         free(text);
     }
     for (int i = 0; i < 3; i++) free(bases[i]);
 }
 
-// ---- group files ----------------------------------------------------------------------------------------
+// ---- group files -----------------------------------------------------------------------
 
 // The folder in two files of BF16 or F16, and a saved folder, are the same model.
 static void test_files(Context *x, const Model *s) {
@@ -480,7 +572,8 @@ static void test_files(Context *x, const Model *s) {
     const ParamTable *table = &c.ref.table;
     for (size_t i = 0; i < table->total; i++) {
         double value = round_to_bf16(c.ref.params[i]);
-        c.ref.params[i] = fabs(value) < 1.0 / 16384 ? 0 : value;  // what F16 too has without rounding
+        c.ref.params[i] = fabs(value) < 1.0 / 16384 ? 0
+                                                    : value;  // what F16 too has without rounding
     }
     write_folder("model", llama_config(&table->config), table, c.ref.params, INTACT);
     write_text("model/generation_config.json", "{\"eos_token_id\": [2, 3]}\n");
@@ -493,49 +586,61 @@ static void test_files(Context *x, const Model *s) {
     char *config = llama_config(&table->config);
     write_text("parts/config.json", config);
     for (size_t i = 0; i < table->count; i++)
-        used += (size_t)sprintf(map + used, "%s\"%s\": \"%c.safetensors\"", i ? ", " : "", table->tensors[i].name,
-                                i < 5 ? 'a' : 'b');
+        used += (size_t)sprintf(map + used, "%s\"%s\": \"%c.safetensors\"", i ? ", " : "",
+                                table->tensors[i].name, i < 5 ? 'a' : 'b');
     sprintf(map + used, "}}");
     write_text("parts/model.safetensors.index.json", map);
     remove_tree("out"), remove_tree("again");
     bool ok = runs(x, &LLAMA_ONE, "", "--init model %s --log one", flags);
     Log one = read_log("one");
     for (int i = 0; i < 2; i++) {
-        write_tensors("parts", "a.safetensors", table, c.ref.params, 0, 5, i ? "F16" : "BF16", INTACT);
-        write_tensors("parts", "b.safetensors", table, c.ref.params, 5, table->count, i ? "F16" : "BF16", INTACT);
+        write_tensors("parts", "a.safetensors", table, c.ref.params, 0, 5, i ? "F16" : "BF16",
+                      INTACT);
+        write_tensors("parts", "b.safetensors", table, c.ref.params, 5, table->count,
+                      i ? "F16" : "BF16", INTACT);
         ok = runs(x, &LLAMA_ONE, "", "--init parts %s --log two", flags) && ok;
         Log two = read_log("two");
-        check(&x->check, ok && same_log(&one, &two), "%s: two files of %s with an index have the bits of one of F32",
-              s->name, i ? "F16" : "BF16");
+        check(&x->check, ok && same_log(&one, &two),
+              "%s: two files of %s with an index have the bits of one of F32", s->name,
+              i ? "F16" : "BF16");
         remove("two");
     }
     remove("one");
-    ok = runs(x, &LLAMA_ONE, "", "--init model %s --save-every 1 --keep 0 --out out --log one", flags) &&
+    ok = runs(x, &LLAMA_ONE, "", "--init model %s --save-every 1 --keep 0 --out out --log one",
+              flags) &&
          runs(x, &LLAMA_ONE, "", "--resume out/step-00000001 %s --out again --log two", flags);
     check(&x->check, ok && same_checkpoint("again/step-00000002", "out/step-00000002"),
           "%s: a saved folder is read again, and the run goes on with the same bits", s->name);
-    check(&x->check, same_file("model/generation_config.json", "again/step-00000002/generation_config.json") &&
-          same_file("model/chat_template.jinja", "again/step-00000002/chat_template.jinja"),
-          "%s: and so do the files beside the weights", s->name);
+    check(
+        &x->check,
+        same_file("model/generation_config.json", "again/step-00000002/generation_config.json") &&
+            same_file("model/chat_template.jinja", "again/step-00000002/chat_template.jinja"),
+        "%s: and so do the files beside the weights", s->name);
     cJSON *saved = read_json("out/step-00000002/config.json");
     const cJSON *scaling = cJSON_GetObjectItem(saved, "rope_scaling");
-    check(&x->check, number(saved, "num_key_value_heads") == (double)s->KV && number(saved, "rope_theta") == 100 &&
-          cJSON_GetArraySize(cJSON_GetObjectItem(saved, "eos_token_id")) == 2 &&
-          (s->factor > 0 ? number(scaling, "factor") == s->factor : cJSON_IsNull(scaling)),
+    check(&x->check,
+          number(saved, "num_key_value_heads") == (double)s->KV &&
+              number(saved, "rope_theta") == 100 &&
+              cJSON_GetArraySize(cJSON_GetObjectItem(saved, "eos_token_id")) == 2 &&
+              (s->factor > 0 ? number(scaling, "factor") == s->factor : cJSON_IsNull(scaling)),
           "%s: config.json has what it was read with", s->name);
     cJSON_Delete(saved);
-    char *text = read_file("out/step-00000001/config.json", NULL), *warmer = replaced(text, "_theta\": 100", "_theta\": 500");
+    char *text = read_file("out/step-00000001/config.json", NULL),
+         *warmer = replaced(text, "_theta\": 100", "_theta\": 500");
     write_text("out/step-00000001/config.json", warmer);
     char resumed[ARG_BYTES + 64];
     snprintf(resumed, sizeof resumed, "--resume out/step-00000001 %s", flags);
-    check_refusal(x, &LLAMA_ONE, "another rope_theta in a checkpoint", PLAIN, resumed, 2, "config.json is damaged");
+    check_refusal(x, &LLAMA_ONE, "another rope_theta in a checkpoint", PLAIN, resumed, 2,
+                  "config.json is damaged");
     free(text), free(warmer);
     remove("one"), remove("two");
     write_file("parts/model.safetensors.index.json", map, strlen(map) / 2);
-    check_refusal(x, &LLAMA_ONE, "half an index file", PLAIN, "--init parts --dry-run", 2, "index.json");
+    check_refusal(x, &LLAMA_ONE, "half an index file", PLAIN, "--init parts --dry-run", 2,
+                  "index.json");
     remove("parts/b.safetensors");
     write_text("parts/model.safetensors.index.json", map);
-    check_refusal(x, &LLAMA_ONE, "an index whose file is missing", PLAIN, "--init parts --dry-run", 2, "b.safetensors");
+    check_refusal(x, &LLAMA_ONE, "an index whose file is missing", PLAIN,
+                  "--init parts --dry-run", 2, "b.safetensors");
     free(config);
     free(map);
     close_case(&c);
@@ -545,7 +650,7 @@ static void group_files(Context *x) {
     for (size_t i = 0; i < 3; i++) test_files(x, &MODELS[i]);
 }
 
-// ---- group uses: --eval, samples ------------------------------------------------------------------------
+// ---- group uses: --eval, samples -------------------------------------------------------
 
 // A file for --eval: rows of T + 1 tokens, of which all but the first count.
 static void write_rows(const char *path, const int *tokens, size_t rows, size_t T, size_t V) {
@@ -562,8 +667,8 @@ static void write_rows(const char *path, const int *tokens, size_t rows, size_t 
     free(data);
 }
 
-// --eval measures the reference's loss at any layout. A sample's text does not depend on the layout; in bf16
-// roundings do, and may make another token the next one.
+// --eval measures the reference's loss at any layout. A sample's text does not depend on the
+// layout; in bf16 roundings do, and may make another token the next one.
 static void group_uses(Context *x) {
     static const Layout LAYOUTS[] = {
         {"train_llama", 1, "--micro-batch 4"},
@@ -575,7 +680,8 @@ static void group_uses(Context *x) {
         static Case c;
         open_case(x, &c, s, "model");
         int *tokens = random_tokens(EVAL_ROWS * s->T + 1, s->V, 33);
-        double worst = 0, want = reference_mean_loss(&c.ref, tokens, s->T, 0, EVAL_ROWS, 0) * EVAL_ROWS * (double)s->T;
+        double worst = 0, want = reference_mean_loss(&c.ref, tokens, s->T, 0, EVAL_ROWS, 0) *
+                                 EVAL_ROWS * (double)s->T;
         char *text = NULL;
         bool ok = true, same = true;
         write_rows("rows.bin", tokens, EVAL_ROWS, s->T, s->V);
@@ -583,14 +689,16 @@ static void group_uses(Context *x) {
         for (size_t i = 0; i < 2; i++) {
             double sum = NAN;
             if (LAYOUTS[i].ranks > max_ranks(x)) continue;
-            Outcome o = run(x->build, &LAYOUTS[i], PLAIN, "--init model --eval rows.bin --seq %zu --global-batch 8",
-                            s->T);
+            Outcome o = run(x->build, &LAYOUTS[i], PLAIN,
+                            "--init model --eval rows.bin --seq %zu --global-batch 8", s->T);
             const char *at = strstr(o.out, "loss sum ");
             ok = ok && o.code == 0 && at && sscanf(at, "loss sum %lf", &sum) == 1;
             worst = fmax(worst, relative(sum, want));
             outcome_free(&o);
-            o = run(x->build, &LAYOUTS[i], PLAIN, "%s --sample-every 2 --sample-tokens 12 --prompt abc "
-                    "--tokenizer letters.json", c.flags);
+            o = run(x->build, &LAYOUTS[i], PLAIN,
+                    "%s --sample-every 2 --sample-tokens 12 --prompt abc "
+                    "--tokenizer letters.json",
+                    c.flags);
             const char *sample = strstr(o.out, "sample: abc");
             ok = ok && o.code == 0 && sample;
             if (sample && !text) text = strdup(sample);
@@ -599,13 +707,14 @@ static void group_uses(Context *x) {
         }
         check(&x->check, ok && worst <= llama_bounds(x, &c.ref.config).loss,
               "%s: --eval finds the reference's loss on 1 and on 8 ranks: %.1e", s->name, worst);
-        check(&x->check, ok && same, "%s: 1 and 8 ranks print %s sample", s->name, x->bf16 ? "a" : "the same");
+        check(&x->check, ok && same, "%s: 1 and 8 ranks print %s sample", s->name,
+              x->bf16 ? "a" : "the same");
         free(text), free(tokens);
         close_case(&c);
     }
 }
 
-// ---- group refusals -------------------------------------------------------------------------------------
+// ---- group refusals --------------------------------------------------------------------
 
 typedef struct {
     const char *name;
@@ -615,33 +724,71 @@ typedef struct {
 } BadModel;
 
 static const BadModel BAD_MODELS[] = {
-    {"config of another model", 0, {"config", "\"llama\"", "\"mistral\"", 0}, "mistral is not supported"},
-    {"config without hidden_size", 0, {"config", "\"hidden_size\"", "\"hidden\"", 0}, "hidden_size"},
+    {"config of another model",
+     0,
+     {"config", "\"llama\"", "\"mistral\"", 0},
+     "mistral is not supported"},
+    {"config without hidden_size",
+     0,
+     {"config", "\"hidden_size\"", "\"hidden\"", 0},
+     "hidden_size"},
     {"rope_type yarn", 0, {"config", "\"llama3\"", "\"yarn\"", 0}, "\"rope_type\" yarn"},
-    {"scaling without its factor", 0, {"config", "\"factor\": 8, ", "", 0}, "llama3 needs factor"},
+    {"scaling without its factor",
+     0,
+     {"config", "\"factor\": 8, ", "", 0},
+     "llama3 needs factor"},
     {"a sliding window", 0, {"config", "{", "{\"sliding_window\": 4096, ", 0}, "sliding_window"},
-    {"Qwen2 with a sliding window", 1, {"config", "{", "{\"use_sliding_window\": true, \"max_window_layers\": 2, ", 0},
+    {"Qwen2 with a sliding window",
+     1,
+     {"config", "{", "{\"use_sliding_window\": true, \"max_window_layers\": 2, ", 0},
      "use_sliding_window"},
-    {"biases of attention", 0, {"config", "{", "{\"attention_bias\": true, ", 0}, "attention_bias"},
+    {"biases of attention",
+     0,
+     {"config", "{", "{\"attention_bias\": true, ", 0},
+     "attention_bias"},
     {"biases of the MLP", 0, {"config", "{", "{\"mlp_bias\": true, ", 0}, "mlp_bias"},
     {"heads of another size", 0, {"config", "{", "{\"head_dim\": 5, ", 0}, "head_dim"},
-    {"quantized weights", 0, {"config", "{", "{\"quantization_config\": {\"bits\": 4}, ", 0}, "quantization_config"},
+    {"quantized weights",
+     0,
+     {"config", "{", "{\"quantization_config\": {\"bits\": 4}, ", 0},
+     "quantization_config"},
     {"another activation", 2, {"config", "relu2", "gelu", 0}, "hidden_act"},
-    {"KV heads > heads", 0, {"config", "heads\": 4", "heads\": 16", 0}, "16 key/value heads are more than the 8"},
-    {"KV heads that do not divide", 0, {"config", "heads\": 4", "heads\": 3", 0}, "3 key/value heads do not divide"},
-    {"an odd number of channels to turn", 2, {"config", "0.5", "0.8", 0}, "RoPE rotates pairs: 3 of"},
+    {"KV heads > heads",
+     0,
+     {"config", "heads\": 4", "heads\": 16", 0},
+     "16 key/value heads are more than the 8"},
+    {"KV heads that do not divide",
+     0,
+     {"config", "heads\": 4", "heads\": 3", 0},
+     "3 key/value heads do not divide"},
+    {"an odd number of channels to turn",
+     2,
+     {"config", "0.5", "0.8", 0},
+     "RoPE rotates pairs: 3 of"},
     {"a negative theta", 0, {"config", "rope_theta\": 100", "rope_theta\": -1", 0}, "rope_theta"},
-    {"missing tensor", 0, {"header", "layers.2.mlp.up", "layers.2.mlp.pu", 0}, "model.layers.2.mlp.up_proj.weight"},
+    {"missing tensor",
+     0,
+     {"header", "layers.2.mlp.up", "layers.2.mlp.pu", 0},
+     "model.layers.2.mlp.up_proj.weight"},
     {"missing head", 0, {"header", "lm_head.weight", "lm_feet.weight", 0}, "lm_head.weight"},
-    {"missing bias", 1, {"header", "k_proj.bias", "k_proj.bios", 0}, "model.layers.0.self_attn.k_proj.bias"},
-    {"wrong shape", 0, {"header", "[16,32]", "[32,16]", 0}, "k_proj.weight has shape [32,16] instead of [16,32]"},
+    {"missing bias",
+     1,
+     {"header", "k_proj.bias", "k_proj.bios", 0},
+     "model.layers.0.self_attn.k_proj.bias"},
+    {"wrong shape",
+     0,
+     {"header", "[16,32]", "[32,16]", 0},
+     "k_proj.weight has shape [32,16] instead of [16,32]"},
 };
 
 // Flags that are refused beside --init of a sound Llama of 8 heads, 4 of keys and values.
-static const struct { const char *name, *flags, *says; int ranks; } BAD_FLAGS[] = {
-    {"KV heads that t does not divide", "--tensor 8", "--tensor 8 does not divide the 4 key/value heads", 8},
+static const struct { const char *name, *flags, *says; int ranks;
+} BAD_FLAGS[] = {
+    {"KV heads that t does not divide", "--tensor 8",
+     "--tensor 8 does not divide the 4 key/value heads", 8},
     {"dropout", "--dropout 0.1", "--dropout", 1},
-    {"flags that contradict the folder", "--kv-heads 2", "the checkpoint has 4 key/value heads", 1},
+    {"flags that contradict the folder", "--kv-heads 2", "the checkpoint has 4 key/value heads",
+     1},
     {"an unknown size", "--model llama-9000", "--model must be one of", 1},
 };
 
@@ -656,12 +803,13 @@ static void group_refusals(Context *x) {
     }
     for (size_t i = 0; i < sizeof BAD_FLAGS / sizeof *BAD_FLAGS; i++) {
         Layout layout = {"train_llama", BAD_FLAGS[i].ranks, BAD_FLAGS[i].flags};
-        check_refusal(x, &layout, BAD_FLAGS[i].name, PLAIN, "--init llama --dry-run", 2, BAD_FLAGS[i].says);
+        check_refusal(x, &layout, BAD_FLAGS[i].name, PLAIN, "--init llama --dry-run", 2,
+                      BAD_FLAGS[i].says);
     }
     for (int i = 0; i < 3; i++) close_case(&cases[i]);
 }
 
-// ---- group sizes ----------------------------------------------------------------------------------------
+// ---- group sizes -----------------------------------------------------------------------
 
 // The published totals, which the names' sizes must make.
 static const struct { const char *name, *says; } SIZES[] = {
@@ -673,39 +821,47 @@ static const struct { const char *name, *says; } SIZES[] = {
 
 static void group_sizes(Context *x) {
     for (size_t i = 0; i < sizeof SIZES / sizeof *SIZES; i++) {
-        Outcome o = run(x->build, &LLAMA_ONE, PLAIN, "--model %s --dry-run --seq 64 --micro-batch 1", SIZES[i].name);
+        Outcome o = run(x->build, &LLAMA_ONE, PLAIN,
+                        "--model %s --dry-run --seq 64 --micro-batch 1", SIZES[i].name);
         bool fits = o.code == 0 || (o.code == 2 && strstr(o.err, "does not fit"));
-        check(&x->check, fits && strstr(o.out, SIZES[i].says), "--model %s:%s", SIZES[i].name, SIZES[i].says);
+        check(&x->check, fits && strstr(o.out, SIZES[i].says), "--model %s:%s", SIZES[i].name,
+              SIZES[i].says);
         if (!fits || !strstr(o.out, SIZES[i].says)) printf("     %.300s%.300s\n", o.out, o.err);
         outcome_free(&o);
     }
     if (strstr(x->build, "/cuda-")) return;  // no clock
     // A cluster in a file: the memory of a rank of the first stage, and the seconds of a step.
-    Outcome o = run(x->build, &LLAMA_ONE, PLAIN, "--model llama-3.1-405b "
-                    "--simulate %s/../../dev/clusters/eos-2025.json --ranks 16384 --tensor 8 --pipeline 16 "
-                    "--seq 8192 --micro-batch 1 --global-batch 2048 "
-                    "--sequence-parallel 1 --recompute layer", x->build);
-    const char *memory = strstr(o.out, "activations"), *step = strstr(o.out, "of 16 of 16384 ranks");
+    Outcome o = run(
+        x->build, &LLAMA_ONE, PLAIN,
+        "--model llama-3.1-405b "
+        "--simulate %s/../../dev/clusters/eos-2025.json --ranks 16384 --tensor 8 --pipeline 16 "
+        "--seq 8192 --micro-batch 1 --global-batch 2048 "
+        "--sequence-parallel 1 --recompute layer",
+        x->build);
+    const char *memory = strstr(o.out, "activations"),
+               *step = strstr(o.out, "of 16 of 16384 ranks");
     double weights = 0, activations = 0;
     if (memory) sscanf(memory, "activations %lf MiB", &activations);
     if (strstr(o.out, "weights ")) sscanf(strstr(o.out, "weights "), "weights %lf MiB", &weights);
     check(&x->check, o.code == 0 && step && weights > 0 && activations > 0,
-          "llama-3.1-405b on 16384 ranks (p = 16): %.0f MiB of weights and %.0f of activations on rank 0", weights,
-          activations);
+          "llama-3.1-405b on 16384 ranks (p = 16): %.0f MiB of weights and %.0f of activations "
+          "on rank 0",
+          weights, activations);
     outcome_free(&o);
 }
 
-// ---- main -----------------------------------------------------------------------------------------------
+// ---- main ------------------------------------------------------------------------------
 
 static const Group GROUPS[] = {
     {"reference", group_reference},  // the reference itself, no trainer
     {"shapes", group_shapes},        // odd sizes against the reference
-    {"layouts", group_layouts},      // layouts against the reference, and the bits that they must share
-    {"config", group_config},        // config.json alone
-    {"files", group_files},          // folders in and out
-    {"uses", group_uses},            // --eval and samples
-    {"refusals", group_refusals},    // bad input
-    {"sizes", group_sizes},          // --model by name
+    {"layouts",
+     group_layouts},           // layouts against the reference, and the bits that they must share
+    {"config", group_config},  // config.json alone
+    {"files", group_files},    // folders in and out
+    {"uses", group_uses},      // --eval and samples
+    {"refusals", group_refusals},  // bad input
+    {"sizes", group_sizes},        // --model by name
 };
 
 int main(int argc, char **argv) {

@@ -1,5 +1,5 @@
-// test_log.c: the reports of a run: llmc/host/log.h (console line, JSON Lines, MFU), llmc/host/ramp.h and
-// llmc/host/trace.h.
+// test_log.c: the reports of a run: llmc/host/log.h (console line, JSON Lines, MFU),
+// llmc/host/ramp.h and llmc/host/trace.h.
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -45,7 +45,9 @@ static void test_learning_rate(Check *c) {
           near(learning_rate(LR_COSINE, 7, 4, 10, 1.0, 0.1), 0.55) &&
               near(learning_rate(LR_LINEAR, 7, 4, 10, 1.0, 0.1), 0.55),
           "half way is the mean");
-    check(c, near(learning_rate(LR_COSINE, 5, 4, 10, 1.0, 0.1), 0.1 + 0.45 * (1 + cos(acos(-1.0) / 6))),
+    check(c,
+          near(learning_rate(LR_COSINE, 5, 4, 10, 1.0, 0.1),
+               0.1 + 0.45 * (1 + cos(acos(-1.0) / 6))),
           "cosine");
     check(c, near(learning_rate(LR_LINEAR, 5, 4, 10, 1.0, 0.1), 0.1 + 0.9 * 5 / 6), "linear");
     static const LRSchedule schedules[] = {LR_COSINE, LR_LINEAR};
@@ -66,21 +68,28 @@ static void test_learning_rate(Check *c) {
     for (size_t step = 0; step < 12; step++)
         constant = constant && learning_rate(LR_COSINE, step + 1, 0, 10, 1e-3, 1.0) == 1e-3;
     check(c, constant, "without warm-up and with lr_final 1 it is constant");
-    check(c, near(learning_rate(LR_COSINE, 5, 10, 5, 1.0, 0.1), 0.5), "a warm-up longer than the run");
+    check(c, near(learning_rate(LR_COSINE, 5, 10, 5, 1.0, 0.1), 0.5),
+          "a warm-up longer than the run");
 }
 
-// The batch grows where Megatron-LM's rule says, ends at the global batch, and its sums say how far a run comes.
+// The batch grows where Megatron-LM's rule says, ends at the global batch, and its sums say how
+// far a run comes.
 static void test_ramp(Check *c) {
     Ramp ramp = {0, 0, 0};
     Error err = {""};
-    static const struct { const char *text; size_t G, samples; } RAMPS[] = {
-        {"4,4,100", 16, 100}, {"8,8,97", 32, 97}, {"2,2,1000", 64, 1000}, {"16,0,50", 16, 50}, {"4,12,7", 16, 7}};
+    static const struct { const char *text; size_t G, samples;
+    } RAMPS[] = {{"4,4,100", 16, 100},
+                 {"8,8,97", 32, 97},
+                 {"2,2,1000", 64, 1000},
+                 {"16,0,50", 16, 50},
+                 {"4,12,7", 16, 7}};
     bool parsed = true, rule = true, ends = true;
     for (size_t i = 0; i < sizeof RAMPS / sizeof RAMPS[0]; i++) {
         size_t G = RAMPS[i].G, sample = 0;
         parsed = parsed && ramp_parse(&ramp, RAMPS[i].text, G, 2, &err);
         for (size_t step = 0; step < 200 && parsed; step++) {
-            size_t batch = ramp_batch(&ramp, G, sample), grown = ramp.increment ? (G - ramp.start) / ramp.increment : 0;
+            size_t batch = ramp_batch(&ramp, G, sample),
+                   grown = ramp.increment ? (G - ramp.start) / ramp.increment : 0;
             size_t want = sample >= ramp.samples || !grown ? G
                           : ramp.start + ramp.increment * (sample * grown / ramp.samples);
             rule = rule && batch == want && batch >= ramp.start && batch <= G;
@@ -89,7 +98,9 @@ static void test_ramp(Check *c) {
         ends = ends && sample > ramp.samples;
     }
     check(c, parsed, "ramps are read %s", err.text);
-    check(c, rule, "--ramp: START + INCREMENT * floor(seen / (SAMPLES / increments)), then --global-batch");
+    check(
+        c, rule,
+        "--ramp: START + INCREMENT * floor(seen / (SAMPLES / increments)), then --global-batch");
     check(c, ends, "and ends");
     parsed = ramp_parse(&ramp, "100000,100000,900000000000000", 1000000000, 4, &err);
     check(c, parsed && ramp_batch(&ramp, 1000000000, 899999999999999) == 999900000 &&
@@ -108,7 +119,8 @@ static void test_peaks(Check *c) {
           "peaks in bf16");
     check(c, device_peak_flops("NVIDIA A100-SXM4-40GB", false) == 19.5e12, "and in fp32");
     check(c,
-          device_peak_flops("CPU (stand-in)", true) == 0 && device_peak_flops("NVIDIA A10G", true) == 0 &&
+          device_peak_flops("CPU (stand-in)", true) == 0 &&
+              device_peak_flops("NVIDIA A10G", true) == 0 &&
               device_peak_flops("NVIDIA Z9000", true) == 0 &&
               device_peak_flops("NVIDIA H100 80GB HBM3 MIG 1g.10gb", true) == 0,
           "\"unknown GPU\": a device that is not in the table, or a slice of one, has no peak");
@@ -169,8 +181,8 @@ static void test_log(Check *c) {
     for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n")) {
         cJSON *object = cJSON_Parse(line);
         if (cJSON_GetObjectItem(object, "loss")) {
-            once =
-                once && number(object, "step") == (double)next && (number(object, "loss") > 3) == (next > 3);
+            once = once && number(object, "step") == (double)next &&
+                   (number(object, "loss") > 3) == (next > 3);
             next++;
         }
         cJSON_Delete(object);
@@ -189,19 +201,22 @@ static void test_log(Check *c) {
         free(text);
     }
     unlink(log_path);
-    check(c, !log_open(&log, "build/no/such/folder/log", 0, 10, 1, 0, &err), "refused: %s", err.text);
+    check(c, !log_open(&log, "build/no/such/folder/log", 0, 10, 1, 0, &err), "refused: %s",
+          err.text);
     StepReport report = {1, NAN, INFINITY, 1e-3, 4.0, 512};
     if (log_open(&log, log_path, 0, 10, 1, 0, &err)) {
         log_step(&log, &report);
         log_close(&log, &err);
     }
     cJSON *object = logged();
-    check(c, cJSON_IsNull(cJSON_GetObjectItem(object, "loss")), "numbers that JSON cannot hold are null");
+    check(c, cJSON_IsNull(cJSON_GetObjectItem(object, "loss")),
+          "numbers that JSON cannot hold are null");
     cJSON_Delete(object);
     // 1e9 FLOPs in 4 ms are a quarter of 1e12 in a second.
     unlink(log_path);
     report.loss = report.grad_norm = 1.0;
-    if (log_open(&log, log_path, 0, 10, 1e9 / 512, 1e12, &err)) log_step(&log, &report), log_close(&log, &err);
+    if (log_open(&log, log_path, 0, 10, 1e9 / 512, 1e12, &err))
+        log_step(&log, &report), log_close(&log, &err);
     object = logged();
     check(c, number(object, "mfu") == 0.25, "MFU, where the peak is known");
     cJSON_Delete(object);
@@ -210,7 +225,8 @@ static void test_log(Check *c) {
     if (log_open(&log, log_path, 0, 10, 1, 0, &err)) {
         log_validation(&log, 1, 1.0);
         errno = 0;  // as something that succeeds in between may leave it
-        check(c, !log_close(&log, &err) && strstr(err.text, "File too large"), "a full disk is reported: %s", err.text);
+        check(c, !log_close(&log, &err) && strstr(err.text, "File too large"),
+              "a full disk is reported: %s", err.text);
     }
     limit_files(RLIM_INFINITY);
     unlink(log_path);
@@ -227,8 +243,10 @@ static void test_special_logs(Check *c) {
     bool ok = symlink("log.jsonl", link) == 0 && log_open(&log, link, 3, 10, 1, 0, &err) &&
               log_close(&log, &err);
     char *text = read_file(log_path, NULL);
-    check(c, ok && lstat(link, &info) == 0 && S_ISLNK(info.st_mode) && strstr(text, "\"step\":3,") &&
-                 !strstr(text, "\"step\":4,"), "a link stays one, and its target is cut to what was done");
+    check(c,
+          ok && lstat(link, &info) == 0 && S_ISLNK(info.st_mode) && strstr(text, "\"step\":3,") &&
+              !strstr(text, "\"step\":4,"),
+          "a link stays one, and its target is cut to what was done");
     free(text);
     alarm(20);  // ends the program if opening waits for a reader
     ok = mkfifo(other, 0666) == 0 && !log_open(&log, other, 0, 10, 1, 0, &err);
@@ -241,21 +259,26 @@ static void test_special_logs(Check *c) {
     unlink(other);
     if (mknod(other, S_IFCHR | 0666, makedev(1, 3)) == 0) {
         ok = !log_open(&log, other, 3, 10, 1, 0, &err) && strstr(err.text, "not a regular file");
-        check(c, ok && stat(other, &info) == 0 && S_ISCHR(info.st_mode), "refused: a device, which stays -> %s",
-              err.text);
+        check(c, ok && stat(other, &info) == 0 && S_ISCHR(info.st_mode),
+              "refused: a device, which stays -> %s", err.text);
         unlink(other);
     }
     unlink(link);
 }
 
-// Lines of --eval are not repeated by a run that resumes: they stay, wherever they are, and hide no line of training.
+// Lines of --eval are not repeated by a run that resumes: they stay, wherever they are, and hide
+// no line of training.
 static void test_eval_lines(Check *c) {
     static const char *const text =
-        "{\"step\":1,\"loss\":1}\n{\"step\":9,\"model\":\"a\",\"eval_rows\":7}\n{\"step\":2,\"loss\":2}\n"
-        "{\"step\":3,\"loss\":3}\n{\"step\":3,\"model\":\"b\",\"eval_rows\":8}\n{\"step\":4,\"loss\":4}\n";
+        "{\"step\":1,\"loss\":1}\n{\"step\":9,\"model\":\"a\",\"eval_rows\":7}\n{\"step\":2,"
+        "\"loss\":2}\n"
+        "{\"step\":3,\"loss\":3}\n{\"step\":3,\"model\":\"b\",\"eval_rows\":8}\n{\"step\":4,"
+        "\"loss\":4}\n";
     static const char *const wanted =
-        "{\"step\":1,\"loss\":1}\n{\"step\":9,\"model\":\"a\",\"eval_rows\":7}\n{\"step\":2,\"loss\":2}\n"
-        "{\"step\":3,\"model\":\"b\",\"eval_rows\":8}\n{\"step\":3,\"model\":\"a \\\"b\\\\\\u0009\"}\n";
+        "{\"step\":1,\"loss\":1}\n{\"step\":9,\"model\":\"a\",\"eval_rows\":7}\n{\"step\":2,"
+        "\"loss\":2}\n"
+        "{\"step\":3,\"model\":\"b\",\"eval_rows\":8}\n{\"step\":3,\"model\":\"a "
+        "\\\"b\\\\\\u0009\"}\n";
     Error err;
     Log log;
     unlink(log_path);
@@ -268,7 +291,8 @@ static void test_eval_lines(Check *c) {
         ok = log_close(&log, &err);
     }
     char *now = read_file(log_path, NULL);
-    check(c, ok && strcmp(now, wanted) == 0, "lines of --eval stay when a resumed run cuts its log");
+    check(c, ok && strcmp(now, wanted) == 0,
+          "lines of --eval stay when a resumed run cuts its log");
     free(now);
     unlink(log_path);
 }
@@ -276,8 +300,11 @@ static void test_eval_lines(Check *c) {
 // No line of an earlier run or of another one that goes on is lost, and a torn end is.
 static void test_kept_logs(Check *c) {
     static const char *const lines = "{\"step\":1,\"loss\":1}\n{\"step\":2,\"loss\":2}\n";
-    static const struct { const char *tail; size_t bytes; bool torn; } tails[] = {
-        {"\0\0\0\0\0", 5, true}, {"{\"step\":3,\"lo\0\0\0", 15, true}, {"{\"st", 4, true}, {"text\0", 5, false}};
+    static const struct { const char *tail; size_t bytes; bool torn;
+    } tails[] = {{"\0\0\0\0\0", 5, true},
+                 {"{\"step\":3,\"lo\0\0\0", 15, true},
+                 {"{\"st", 4, true},
+                 {"text\0", 5, false}};
     const char *aside = in(folder, "log.jsonl.1"), *other = in(folder, "log.jsonl.2");
     Error err = {""};
     Log log;
@@ -290,8 +317,11 @@ static void test_kept_logs(Check *c) {
         bool ok = log_open(&log, log_path, 2, 10, 1, 0, &err) == tails[i].torn;
         if (log.json) log_close(&log, &err);
         char *text = read_file(log_path, NULL);
-        check(c, ok && strncmp(text, lines, strlen(lines)) == 0 && (!tails[i].torn || !text[strlen(lines)]),
-              "a log with %zu more bytes is %s", tails[i].bytes, tails[i].torn ? "cut behind its lines" : "no log");
+        check(c,
+              ok && strncmp(text, lines, strlen(lines)) == 0 &&
+                  (!tails[i].torn || !text[strlen(lines)]),
+              "a log with %zu more bytes is %s", tails[i].bytes,
+              tails[i].torn ? "cut behind its lines" : "no log");
         free(text);
     }
     for (int run = 0; run < 2; run++) {
@@ -299,7 +329,8 @@ static void test_kept_logs(Check *c) {
         log_steps(0, 1, 1, c);
     }
     char *text = read_file(aside, NULL), *second = read_file(other, NULL);
-    check(c, strcmp(text, lines) == 0 && strcmp(second, lines) == 0, "logs of earlier runs stay as %s and .2", aside);
+    check(c, strcmp(text, lines) == 0 && strcmp(second, lines) == 0,
+          "logs of earlier runs stay as %s and .2", aside);
     free(text), free(second);
     unlink(aside), unlink(other), unlink(log_path);
     pid_t child;
@@ -319,7 +350,8 @@ static void test_kept_logs(Check *c) {
     kill(child, SIGKILL);
     waitpid(child, &status, 0);
     text = read_file(log_path, NULL);
-    check(c, refused && strcmp(text, "{\"step\":1,\"val_loss\":1}\n") == 0, "a log in use is refused -> %s", err.text);
+    check(c, refused && strcmp(text, "{\"step\":1,\"val_loss\":1}\n") == 0,
+          "a log in use is refused -> %s", err.text);
     free(text);
     unlink(log_path);
     close(there[0]), close(there[1]);
@@ -331,7 +363,8 @@ static void test_trace(Check *c) {
     Error err = {""};
     memset(&list, 0, sizeof list);
     for (int i = 0; i < 3000; i++) {
-        TraceEvent event = trace_event(i % 2 ? "forward" : "all-reduce", i / 1000, i % 2, i % 5 - 1, 0);
+        TraceEvent event =
+            trace_event(i % 2 ? "forward" : "all-reduce", i / 1000, i % 2, i % 5 - 1, 0);
         event.start_us = 10.5 * i;
         event.duration_us = 3.25;
         event.step = i;
@@ -367,7 +400,8 @@ static void test_trace(Check *c) {
     check(c, root != NULL, "is JSON too");
     cJSON_Delete(root);
     free(text);
-    check(c, !trace_write("build/no/such/folder/t", NULL, 0, streams, 2, &err), "refused: %s", err.text);
+    check(c, !trace_write("build/no/such/folder/t", NULL, 0, streams, 2, &err), "refused: %s",
+          err.text);
     limit_files(1000);
     check(c, !trace_write(trace_path, list.events, list.count, streams, 2, &err), "a full disk: %s",
           err.text);

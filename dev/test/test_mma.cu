@@ -1,5 +1,6 @@
-// test_mma.cu: checks the wrappers of tensor-core instructions and of cp.async against plain products and copies, by
-// the fragment layouts that the PTX ISA documents and mma.cuh repeats. On a GPU and on the stand-in.
+// test_mma.cu: checks the wrappers of tensor-core instructions and of cp.async against plain
+// products and copies, by the fragment layouts that the PTX ISA documents and mma.cuh repeats. On
+// a GPU and on the stand-in.
 #include "llmc/kernels/mma.cuh"
 
 #include "dev/cuda/kernel_test.h"
@@ -29,7 +30,8 @@ static __global__ void product_kernel(float *d, const bfloat16 *a, const bfloat1
     for (int n = 0; n < N8; n++)
         for (int i = 0; i < 4; i++) fragment_d[n][i] = d[(g + i / 2 * 8) * N + n * 8 + t + i % 2];
     for (int k = 0; k < K16; k++)
-        for (int i = 0; i < 4; i++) memcpy(&fragment_a[k][i], a + (g + i % 2 * 8) * K + k * 16 + t + i / 2 * 8, 4);
+        for (int i = 0; i < 4; i++)
+            memcpy(&fragment_a[k][i], a + (g + i % 2 * 8) * K + k * 16 + t + i / 2 * 8, 4);
     mma_product<TRANS, STRIDE>(fragment_d, fragment_a, matrix_row<TRANS, STRIDE>(tile));
     for (int n = 0; n < N8; n++)
         for (int i = 0; i < 4; i++) d[(g + i / 2 * 8) * N + n * 8 + t + i % 2] = fragment_d[n][i];
@@ -46,7 +48,8 @@ static __global__ void quad_kernel(float *out, const float *in) {
     }
 }
 
-// Gathers the lanes of a row, then of a column. out[i * 32 + lane] = 1 where a word differs from its shuffle, else 0.
+// Gathers the lanes of a row, then of a column. out[i * 32 + lane] = 1 where a word differs from
+// its shuffle, else 0.
 static __global__ void gather_kernel(float *out, const float *in) {
     int lane = (int)threadIdx.x;
     uint32_t x = (uint32_t)(int)(1000.0f * in[lane]), of_row[4], of_column[8];
@@ -59,8 +62,8 @@ static __global__ void gather_kernel(float *out, const float *in) {
     }
 }
 
-// Moves tiles of 32 floats through two buffers, the next one in flight while one is read. The fourth float of each tile
-// does not exist.
+// Moves tiles of 32 floats through two buffers, the next one in flight while one is read. The
+// fourth float of each tile does not exist.
 template <int LEFT>
 static __global__ void copy_kernel(float *out, const float *in, int tiles) {
     __shared__ float tile[2][32];
@@ -68,7 +71,8 @@ static __global__ void copy_kernel(float *out, const float *in, int tiles) {
     copy_async4(&tile[0][lane], in + lane, lane != 3);
     copy_async_commit();
     for (int i = 0; i < tiles; i++) {
-        if (i + 1 < tiles) copy_async4(&tile[(i + 1) % 2][lane], in + (i + 1) * 32 + lane, lane != 3);
+        if (i + 1 < tiles)
+            copy_async4(&tile[(i + 1) % 2][lane], in + (i + 1) * 32 + lane, lane != 3);
         copy_async_commit();
         copy_async_wait<LEFT>();
         __syncthreads();
@@ -83,7 +87,8 @@ static bfloat16 *to_device_bf16(const float *x, size_t n) {
     return to_device(host, n);
 }
 
-// Whole numbers up to 8 in absolute value: bf16 holds them and fp32 their sums, so that every result is exact.
+// Whole numbers up to 8 in absolute value: bf16 holds them and fp32 their sums, so that every
+// result is exact.
 static float *whole_numbers(size_t n, uint64_t seed) {
     float *x = (float *)test_memory(n * sizeof(float));
     for (size_t i = 0; i < n; i++) x[i] = (float)(int)(test_random(&seed) * 8.0);
@@ -133,7 +138,8 @@ static void test_copies(cudaStream_t stream) {
     LAUNCH(copy_kernel<1>, 1, 32, stream)(out, device_x, TILES);
     got = to_host(out, N, stream);
     bool ok = true;
-    for (int i = 0; i < N; i++) ok = ok && got[i] == (i % 32 == 28 ? 0.0f : x[i / 32 * 32 + 31 - i % 32]);
+    for (int i = 0; i < N; i++)
+        ok = ok && got[i] == (i % 32 == 28 ? 0.0f : x[i / 32 * 32 + 31 - i % 32]);
     check(&c, ok, "cp.async brings what is waited for, and zeros for what does not exist");
 #ifndef __CUDACC__
     LAUNCH(copy_kernel<2>, 1, 32, stream)(out, device_x, TILES);
@@ -148,8 +154,10 @@ template <bool TRANS, int N8, int K16>
 static void test_product(cudaStream_t stream) {
     constexpr int N = N8 * 8, K = K16 * 16, ROWS = TRANS ? K : N, STRIDE = (TRANS ? N : K) + 8;
     size_t mark = test_count;
-    float *a = whole_numbers(16 * K, 5), *tile = whole_numbers(ROWS * STRIDE, 6), *d = whole_numbers(16 * N, 7);
-    bfloat16 *device_a = to_device_bf16(a, 16 * K), *device_tile = to_device_bf16(tile, ROWS * STRIDE);
+    float *a = whole_numbers(16 * K, 5), *tile = whole_numbers(ROWS * STRIDE, 6),
+          *d = whole_numbers(16 * N, 7);
+    bfloat16 *device_a = to_device_bf16(a, 16 * K),
+             *device_tile = to_device_bf16(tile, ROWS * STRIDE);
     float *device_d = to_device(d, 16 * N), *got;
     LAUNCH((product_kernel<TRANS, N8, K16>), 1, 32, stream)(device_d, device_a, device_tile);
     got = to_host(device_d, 16 * N, stream);
@@ -157,7 +165,8 @@ static void test_product(cudaStream_t stream) {
     for (int row = 0; row < 16; row++)
         for (int n = 0; n < N; n++) {
             float sum = d[row * N + n];
-            for (int k = 0; k < K; k++) sum += a[row * K + k] * tile[TRANS ? k * STRIDE + n : n * STRIDE + k];
+            for (int k = 0; k < K; k++)
+                sum += a[row * K + k] * tile[TRANS ? k * STRIDE + n : n * STRIDE + k];
             exact = exact && got[row * N + n] == sum;
         }
     check(&c, exact, "product 16 x %d x %d%s", N, K, TRANS ? ", factor not transposed" : "");

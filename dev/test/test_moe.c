@@ -1,6 +1,6 @@
-// test_moe.c: every gradient tensor of train_moe against the fp64 reference at many layouts, with tokens dropped and
-// without; bits that no option may change; checkpoints at another number of expert ranks; stale copies of experts;
-// bytes; refusals.
+// test_moe.c: every gradient tensor of train_moe against the fp64 reference at many layouts, with
+// tokens dropped and without; bits that no option may change; checkpoints at another number of
+// expert ranks; stale copies of experts; bytes; refusals.
 //
 //   test_moe BUILD_DIR [GROUP]      dev/test/run_moe.sh starts it
 #ifndef _GNU_SOURCE
@@ -10,7 +10,16 @@
 #include "llmc/host/moe.h"
 #include "llmc/reference_moe.h"
 
-enum { L = 2, C = 24, NH = 2, V = 33, T = 16, G = 24, STEPS = 2, E = 8 };  // E: but in one row of LAYOUTS
+enum {
+    L = 2,
+    C = 24,
+    NH = 2,
+    V = 33,
+    T = 16,
+    G = 24,
+    STEPS = 2,
+    E = 8
+};  // E: but in one row of LAYOUTS
 
 // The experts of a run, as flags and as the reference takes them.
 typedef struct {
@@ -20,12 +29,14 @@ typedef struct {
 
 static ReferenceMoe reference_of(const Case *c, size_t seq) {
     double slots = ceil(c->capacity * (double)seq * (double)c->k / (double)c->experts);
-    ReferenceMoe moe = {c->experts, c->k, slots < (double)seq ? (size_t)slots : seq, c->balance, c->z, NULL};
+    ReferenceMoe moe = {c->experts, c->k, slots < (double)seq ? (size_t)slots : seq,
+                        c->balance, c->z, NULL};
     return moe;
 }
 
 static void flags_of(char flags[ARG_BYTES], const Case *c) {
-    snprintf(flags, ARG_BYTES, "--experts %zu --top-k %zu --capacity %g --balance-loss %g --z-loss %g", c->experts,
+    snprintf(flags, ARG_BYTES,
+             "--experts %zu --top-k %zu --capacity %g --balance-loss %g --z-loss %g", c->experts,
              c->k, c->capacity, c->balance, c->z);
 }
 
@@ -35,7 +46,8 @@ static void randomize_experts(Reference *ref, uint64_t seed) {
         const Tensor *x = &ref->table.tensors[i];
         double scale = x->spec->kind == ROUTERW ? 1.0 : 0.2;
         for (size_t k = 0; k < x->rows * x->cols; k++)
-            ref->params[x->offset + k] = (float)((x->spec->init == INIT_ONE) + scale * noise(&seed));
+            ref->params[x->offset + k] =
+                (float)((x->spec->init == INIT_ONE) + scale * noise(&seed));
     }
 }
 
@@ -56,18 +68,21 @@ static void write_experts(const char *folder, const Reference *ref) {
 // The model under test, as reference_train calls it.
 static ReferenceMoe tested;
 
-static double tested_loss(Reference *ref, const int *tokens, const int *targets, size_t B, size_t seq, double scale) {
+static double tested_loss(Reference *ref, const int *tokens, const int *targets, size_t B,
+                          size_t seq, double scale) {
     return reference_moe_loss_and_gradients(ref, &tested, tokens, targets, B, seq, scale, NULL);
 }
 
 static const Training TRAINING = {T, G, STEPS, 1e-3, 0.1, 1.0, 0.9, 0.95, 1e-8, 0};
 static const Case DROPS = {E, 2, 0.5, 0.1, 0.01};
 
-// ---- group reference ----------------------------------------------------------------------------------------------
+// ---- group reference -------------------------------------------------------------------
 
 // With the two losses of experts, whose gradients are among those of the loss.
-static double tested_losses(Reference *ref, const int *tokens, const int *targets, size_t B, size_t seq, double scale) {
-    double extra, loss = reference_moe_loss_and_gradients(ref, &tested, tokens, targets, B, seq, scale, &extra);
+static double tested_losses(Reference *ref, const int *tokens, const int *targets, size_t B,
+                            size_t seq, double scale) {
+    double extra, loss = reference_moe_loss_and_gradients(ref, &tested, tokens, targets, B, seq,
+                                                          scale, &extra);
     return loss + extra;
 }
 
@@ -82,18 +97,21 @@ static void finite_differences(Context *x, const Case *c, double dropout) {
     tested = reference_of(c, SHORT);
     ref.dropout = dropout_make(dropout, 7, 3, 5);
     Errors e = compare_differences(&ref, tested_losses, tokens, B, SHORT);
-    check(&x->check, e.worst < 1e-6, "reference: E %zu, k %zu, capacity %g, dropout %g: finite differences %.1e (%s)",
+    check(&x->check, e.worst < 1e-6,
+          "reference: E %zu, k %zu, capacity %g, dropout %g: finite differences %.1e (%s)",
           c->experts, c->k, c->capacity, dropout, e.worst, e.name);
     free(tokens);
     reference_free(&ref);
 }
 
 static void group_reference(Context *x) {
-    static const Case cases[] = {{4, 1, 0.5, 0.3, 0.1}, {4, 2, 4, 0.3, 0.1}, {3, 3, 1, 0.3, 0}, {1, 1, 1, 0, 0.1}};
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) finite_differences(x, &cases[i], i == 1 ? 0.3 : 0);
+    static const Case cases[] = {
+        {4, 1, 0.5, 0.3, 0.1}, {4, 2, 4, 0.3, 0.1}, {3, 3, 1, 0.3, 0}, {1, 1, 1, 0, 0.1}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        finite_differences(x, &cases[i], i == 1 ? 0.3 : 0);
 }
 
-// ---- group layouts -------------------------------------------------------------------------------------------------
+// ---- group layouts ---------------------------------------------------------------------
 
 typedef struct {
     int d, e;
@@ -120,9 +138,10 @@ static const Row LAYOUTS[] = {
     {8, 8, {E, 2, 0.5, 0.1, 0.01}, 0.2, "--micro-batch 3 --recompute layer"},
 };
 
-// In bf16 a token whose k-th and next logits are almost equal may go to another expert than the reference's: another
-// function, whose gradient is another one. With k = E there is no such choice. For the others a model is looked for in
-// whose first step every choice is clear: few tokens, few experts, and logits MARGIN apart, some 10 times their error.
+// In bf16 a token whose k-th and next logits are almost equal may go to another expert than the
+// reference's: another function, whose gradient is another one. With k = E there is no such
+// choice. For the others a model is looked for in whose first step every choice is clear: few
+// tokens, few experts, and logits MARGIN apart, some 10 times their error.
 static const Row LAYOUTS_BF16[] = {
     {1, 1, {E, E, 0.5, 0.1, 0.01}, 0, "--micro-batch 4"},
     {8, 8, {E, E, 0.5, 0.1, 0.01}, 0, "--micro-batch 1 --recompute layer"},
@@ -143,7 +162,8 @@ static void randomize_clearly(Reference *ref, const Training *h, const int *toke
         if (tries == 100000) die("no model has clear choices in", "group layouts");
         randomize_experts(ref, seed + 1000 * tries);
         memcpy(params, ref->params, ref->table.total * sizeof(double));
-        for (size_t i = 0; i < ref->table.total; i++) ref->params[i] = round_to_bf16(ref->params[i]);
+        for (size_t i = 0; i < ref->table.total; i++)
+            ref->params[i] = round_to_bf16(ref->params[i]);
         margin = INFINITY;
         reference_mean_loss(ref, tokens, h->seq, 0, h->global_batch, 0);
         memcpy(ref->params, params, ref->table.total * sizeof(double));
@@ -175,10 +195,12 @@ static void group_layouts(Context *x) {
         flags_of(own, &row->of);
         Layout layout = {"train_moe", row->d, row->flags};
         if (row->d > max_ranks(x)) continue;
-        runs(x, &layout, "", "%s %s --expert-parallel %d --log log --dump-gradients gradients", flags, own, row->e);
+        runs(x, &layout, "", "%s %s --expert-parallel %d --log log --dump-gradients gradients",
+             flags, own, row->e);
         Errors errors;
-        snprintf(name, sizeof name, "d %d, e %d, E %zu, k %zu, capacity %g, dropout %g, %s", row->d, row->e,
-                 row->of.experts, row->of.k, row->of.capacity, row->dropout, row->flags);
+        snprintf(name, sizeof name, "d %d, e %d, E %zu, k %zu, capacity %g, dropout %g, %s",
+                 row->d, row->e, row->of.experts, row->of.k, row->of.capacity, row->dropout,
+                 row->flags);
         check_run(x, name, &ref.table, &want, h.steps, &errors);
         expected_free(&want);
         reference_free(&ref);
@@ -186,7 +208,7 @@ static void group_layouts(Context *x) {
     free(tokens);
 }
 
-// ---- group bits ----------------------------------------------------------------------------------------------------
+// ---- group bits ------------------------------------------------------------------------
 
 typedef struct {
     const char *flags, *env;
@@ -225,8 +247,9 @@ static void group_bits(Context *x) {
                 remove("log"), remove_tree("other");
                 const char *out = i == 0 ? "base" : "other";
                 if (i == 0) remove_tree("base");
-                same = runs(x, &layout, env, "%s %s --expert-parallel %d --micro-batch 2 --log log --out %s %s", flags,
-                            own, PLACES[p][1], out, BITS[i].flags);
+                same = runs(x, &layout, env,
+                            "%s %s --expert-parallel %d --micro-batch 2 --log log --out %s %s",
+                            flags, own, PLACES[p][1], out, BITS[i].flags);
                 Log log = read_log("log");
                 if (i == 0) base = log;
                 same = same && same_log(&log, &base) &&
@@ -234,21 +257,25 @@ static void group_bits(Context *x) {
                 if (!same) printf("     %s %s\n", BITS[i].flags, env);
             }
         }
-        check(&x->check, same, "d 4, e %d: same bits with recomputation, without overlap, whatever the order of "
-              "streams and threads", PLACES[p][1]);
+        check(&x->check, same,
+              "d 4, e %d: same bits with recomputation, without overlap, whatever the order of "
+              "streams and threads",
+              PLACES[p][1]);
     }
     free(tokens);
     reference_free(&ref);
 }
 
-// ---- group checkpoints ---------------------------------------------------------------------------------------------
+// ---- group checkpoints -----------------------------------------------------------------
 
-static const char FOUR_STEPS[] = "--train-data shard.bin --shuffle 1 --seq 16 --global-batch 8 --micro-batch 1 "
-                                 "--steps 4 --lr 0.003 --warmup 2 --val-every 0 --save-every 2 --keep 0 --log log "
-                                 "--top-k 2 --capacity 0.7 --layers 2 --heads 2 --channels 24 --vocab 33 --max-seq 16";
+static const char FOUR_STEPS[] =
+    "--train-data shard.bin --shuffle 1 --seq 16 --global-batch 8 --micro-batch 1 "
+    "--steps 4 --lr 0.003 --warmup 2 --val-every 0 --save-every 2 --keep 0 --log log "
+    "--top-k 2 --capacity 0.7 --layers 2 --heads 2 --channels 24 --vocab 33 --max-seq 16";
 
 static void group_checkpoints(Context *x) {
-    static const int PLACES[][2] = {{1, 1}, {4, 4}, {8, 2}, {2, 1}, {8, 8}, {4, 2}};  // d, e: resumes the one before
+    static const int PLACES[][2] = {{1, 1}, {4, 4}, {8, 2},
+                                    {2, 1}, {8, 8}, {4, 2}};  // d, e: resumes the one before
     enum { COUNT = sizeof PLACES / sizeof *PLACES };
     static const char *const SUFFIXES[] = {"", ".m", ".v"};
     size_t count = 1000;
@@ -262,17 +289,21 @@ static void group_checkpoints(Context *x) {
         char from[64];
         remove("log");
         snprintf(from, sizeof from, "place-%zu/step-00000004", p);
-        bool ok = runs(x, &layout, "", "%s --expert-parallel %d --out place-%zu", FOUR_STEPS, PLACES[p][1], p);
+        bool ok = runs(x, &layout, "", "%s --expert-parallel %d --out place-%zu", FOUR_STEPS,
+                       PLACES[p][1], p);
         Log log = read_log("log");
-        ok = ok && runs(x, &layout, "", "%s --expert-parallel %d --out again --resume place-%zu/step-00000002",
+        ok = ok && runs(x, &layout, "",
+                        "%s --expert-parallel %d --out again --resume place-%zu/step-00000002",
                         FOUR_STEPS, PLACES[p][1], p);
         Log again = read_log("log");
-        check(&x->check, ok && same_log(&again, &log) && same_checkpoint("again/step-00000004", from),
+        check(&x->check,
+              ok && same_log(&again, &log) && same_checkpoint("again/step-00000004", from),
               "d %d, e %d: resumed by itself with the same bits", PLACES[p][0], PLACES[p][1]);
         remove_tree("again");
         if (p == 0) continue;
-        ok = runs(x, &layout, "", "%s --expert-parallel %d --out again --resume place-%zu/step-00000002", FOUR_STEPS,
-                  PLACES[p][1], p - 1);
+        ok = runs(x, &layout, "",
+                  "%s --expert-parallel %d --out again --resume place-%zu/step-00000002",
+                  FOUR_STEPS, PLACES[p][1], p - 1);
         double worst = 0;
         for (int i = 0; i < 3 && ok; i++) {
             const char *file = i ? "optimizer" : "model";
@@ -282,18 +313,20 @@ static void group_checkpoints(Context *x) {
             snprintf(path, sizeof path, "again/step-00000004/%s.safetensors", file);
             worst = fmax(worst, state_errors(&ref.table, path, SUFFIXES[i], want).worst);
         }
-        check(&x->check, ok && worst < 5e-5, "d %d, e %d -> d %d, e %d: the checkpoint is one rank's, %.1e",
-              PLACES[p - 1][0], PLACES[p - 1][1], PLACES[p][0], PLACES[p][1], worst);
+        check(&x->check, ok && worst < 5e-5,
+              "d %d, e %d -> d %d, e %d: the checkpoint is one rank's, %.1e", PLACES[p - 1][0],
+              PLACES[p - 1][1], PLACES[p][0], PLACES[p][1], worst);
         remove_tree("again");
     }
     free(want), free(tokens);
     reference_free(&ref);
 }
 
-// ---- group replicas ------------------------------------------------------------------------------------------------
+// ---- group replicas --------------------------------------------------------------------
 
-// Copies of experts that are not what they should be: on the last of four ranks an expert of another step, or the
-// weights of the other rank's experts; in a checkpoint an expert of an older one.
+// Copies of experts that are not what they should be: on the last of four ranks an expert of
+// another step, or the weights of the other rank's experts; in a checkpoint an expert of an older
+// one.
 static void group_replicas(Context *x) {
     static const struct { int e, kind; bool others; const char *says; } rows[] = {
         {2, FCW, false, "h.1.moe.c_fc.weight differs between the ranks"},
@@ -316,12 +349,15 @@ static void group_replicas(Context *x) {
             const Tensor *w = &ref.table.tensors[k];
             double *values = ref.params + w->offset;
             size_t half = w->rows * w->cols / 2;
-            if (!rows[i].others) values[2 * half - 1] += w->spec->kind == rows[i].kind && w->held == 1;
-            else if (w->spec->flags & TENSOR_EXPERTS) memcpy(values + half, values, half * sizeof(double));
+            if (!rows[i].others)
+                values[2 * half - 1] += w->spec->kind == rows[i].kind && w->held == 1;
+            else if (w->spec->flags & TENSOR_EXPERTS)
+                memcpy(values + half, values, half * sizeof(double));
         }
         write_experts("stale/model", &ref);
         snprintf(flags, sizeof flags, "--expert-parallel %d", rows[i].e);
-        snprintf(name, sizeof name, "d 4, e %d, %s", rows[i].e, rows[i].others ? "other experts" : "another step");
+        snprintf(name, sizeof name, "d 4, e %d, %s", rows[i].e,
+                 rows[i].others ? "other experts" : "another step");
         check_stale(x, name, layout, flags, rows[i].says);
         reference_free(&ref);
     }
@@ -333,11 +369,13 @@ static void group_replicas(Context *x) {
     write_shard("shard.bin", 20240520, 1, (int)count, tokens, count);
     bool ok = runs(x, &layout, "", "%s --expert-parallel 2 --out steps", FOUR_STEPS);
     static const char NEW[] = "steps/step-00000004/model.safetensors";
-    char *now = read_file(NEW, &new_bytes), *old = read_file("steps/step-00000002/model.safetensors", &old_bytes);
+    char *now = read_file(NEW, &new_bytes),
+         *old = read_file("steps/step-00000002/model.safetensors", &old_bytes);
     ok = ok && now && old && new_bytes == old_bytes;
     if (ok) {
         size_t element = x->bf16 ? 2 : 4, at = new_bytes, expert = C * 4 * C * element;
-        const Tensor *cut = table_find(&ref.table, FCPROJW, 1), *last = ref.table.tensors + ref.table.count;
+        const Tensor *cut = table_find(&ref.table, FCPROJW, 1),
+                     *last = ref.table.tensors + ref.table.count;
         for (const Tensor *w = last; w-- > cut;) at -= w->rows * w->cols * element;
         at += 3 * expert;
         ok = memcmp(now + at, old + at, expert) != 0;
@@ -346,73 +384,94 @@ static void group_replicas(Context *x) {
     }
     check(&x->check, ok, "a checkpoint with the weights of one expert of an older one");
     char flags[ARG_BYTES];
-    snprintf(flags, sizeof flags, "%s --expert-parallel 2 --resume steps/step-00000004", FOUR_STEPS);
-    check_refusal(x, &layout, "its --resume", PLAIN, flags, 2, "h.1.moe.c_proj.weight has the checksum");
+    snprintf(flags, sizeof flags, "%s --expert-parallel 2 --resume steps/step-00000004",
+             FOUR_STEPS);
+    check_refusal(x, &layout, "its --resume", PLAIN, flags, 2,
+                  "h.1.moe.c_proj.weight has the checksum");
     free(now), free(old), free(tokens);
     reference_free(&ref);
 }
 
-// ---- group traffic -------------------------------------------------------------------------------------------------
+// ---- group traffic ---------------------------------------------------------------------
 
-// Bytes that all ranks send in the exchanges of two steps: 4 N_r k C (e-1)/e elements a layer for N_r tokens of a rank
-// where capacity is 1 and divides evenly; half as much again with recomputation.
+// Bytes that all ranks send in the exchanges of two steps: 4 N_r k C (e-1)/e elements a layer for
+// N_r tokens of a rank where capacity is 1 and divides evenly; half as much again with
+// recomputation.
 static void group_traffic(Context *x) {
-    static const struct { int d, e; size_t k; double capacity; const char *flags; double times; } rows[] = {
-        {4, 2, 1, 1, "", 4}, {4, 4, 2, 1, "", 4}, {8, 8, 1, 2, "", 8}, {4, 4, 1, 1, "--recompute layer", 6},
+    static const struct {
+        int d, e;
+        size_t k;
+        double capacity;
+        const char *flags;
+        double times;
+    } rows[] = {
+        {4, 2, 1, 1, "", 4}, {4, 4, 2, 1, "", 4},
+        {8, 8, 1, 2, "", 8}, {4, 4, 1, 1, "--recompute layer", 6},
         {4, 1, 2, 1, "", 0},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         Layout layout = {"train_moe", rows[i].d, rows[i].flags};
         if (rows[i].d > max_ranks(x)) continue;
         Setting setting = {"NCCL_TRAFFIC=1", 0};
-        Outcome o = run(x->build, &layout, setting, "--train-data golden/train.bin --seq 24 --global-batch 8 --steps 2 "
-                        "--layers 2 --heads 2 --channels 32 --vocab 61 --micro-batch 1 --val-every 0 --experts 8 "
-                        "--top-k %zu --capacity %g --expert-parallel %d", rows[i].k, rows[i].capacity, rows[i].e);
+        Outcome o = run(x->build, &layout, setting,
+                        "--train-data golden/train.bin --seq 24 --global-batch 8 --steps 2 "
+                        "--layers 2 --heads 2 --channels 32 --vocab 61 --micro-batch 1 "
+                        "--val-every 0 --experts 8 "
+                        "--top-k %zu --capacity %g --expert-parallel %d",
+                        rows[i].k, rows[i].capacity, rows[i].e);
         double bytes = 0, e = rows[i].e;
         for (const char *line = strstr(o.err, "traffic: experts "); line;
              line = strstr(line + 1, "traffic: experts ")) {
             unsigned long long sent = 0;
-            if (sscanf(line, "traffic: experts rank %*d of %*d, ncclSend: %*u calls, %llu", &sent) == 1)
+            if (sscanf(line, "traffic: experts rank %*d of %*d, ncclSend: %*u calls, %llu",
+                       &sent) == 1)
                 bytes += (double)sent;
         }
-        double want = rows[i].times * 2 * 2 * (8 * 24) * (double)rows[i].k * 32 * (e - 1) / e * (x->bf16 ? 2 : 4);
-        check(&x->check, o.code == 0 && bytes == want, "d %d, e %d, k %zu, capacity %g %s: %.0f bytes sent to experts "
-              "and back, %.0f by the formula", rows[i].d, rows[i].e, rows[i].k, rows[i].capacity, rows[i].flags, bytes,
-              want);
+        double want = rows[i].times * 2 * 2 * (8 * 24) * (double)rows[i].k * 32 * (e - 1) / e *
+                      (x->bf16 ? 2 : 4);
+        check(&x->check, o.code == 0 && bytes == want,
+              "d %d, e %d, k %zu, capacity %g %s: %.0f bytes sent to experts "
+              "and back, %.0f by the formula",
+              rows[i].d, rows[i].e, rows[i].k, rows[i].capacity, rows[i].flags, bytes, want);
         outcome_free(&o);
     }
 }
 
-// ---- group refusals ------------------------------------------------------------------------------------------------
+// ---- group refusals --------------------------------------------------------------------
 
 static void group_refusals(Context *x) {
-    static const struct { int d; const char *flags, *says; } rows[] = {
+    static const struct { int d; const char *flags, *says;
+    } rows[] = {
         {1, "--top-k 9", "--top-k 9 is more than --experts 8"},
         {1, "--experts 4 --top-k 5", "--top-k 5 is more than --experts 4"},
         {1, "--capacity 0", "--capacity must be a number from 0.01 to 128, not '0'"},
         {1, "--capacity nan", "--capacity must be a number"},
         {1, "--experts 0", "--experts must be a whole number from 1 to 128"},
         {1, "--expert-parallel 2", "--expert-parallel 2 does not divide the 1 data rank"},
-        {4, "--expert-parallel 3 --experts 6", "--expert-parallel 3 does not divide the 4 data ranks"},
+        {4, "--expert-parallel 3 --experts 6",
+         "--expert-parallel 3 does not divide the 4 data ranks"},
         {4, "--expert-parallel 4 --experts 6", "--expert-parallel 4 does not divide --experts 6"},
         {4, "--expert-parallel 2 --zero 0", "--expert-parallel 2 needs --zero 1"},
         {1, "--init golden", "\"model_type\" is not \"gpt2_moe\""},
-        {1, "--expert-paralel 2", "unknown flag '--expert-paralel': did you mean --expert-parallel?"},
+        {1, "--expert-paralel 2",
+         "unknown flag '--expert-paralel': did you mean --expert-parallel?"},
         {1, "--tensor 2", "--tensor is for train_gpt_tp"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         Layout layout = {"train_moe", rows[i].d, rows[i].flags};
-        check_refusal(x, &layout, rows[i].flags, PLAIN, "--train-data golden/train.bin --out refused", 2, rows[i].says);
+        check_refusal(x, &layout, rows[i].flags, PLAIN,
+                      "--train-data golden/train.bin --out refused", 2, rows[i].says);
     }
     check(&x->check, !file_exists("refused"), "and nothing is left behind");
 }
 
 int main(int argc, char **argv) {
     static Context x;
-    static const Group groups[] = {{"reference", group_reference}, {"layouts", group_layouts},
-                                   {"bits", group_bits},           {"checkpoints", group_checkpoints},
-                                   {"replicas", group_replicas},   {"traffic", group_traffic},
-                                   {"refusals", group_refusals}};
+    static const Group groups[] = {
+        {"reference", group_reference}, {"layouts", group_layouts},
+        {"bits", group_bits},           {"checkpoints", group_checkpoints},
+        {"replicas", group_replicas},   {"traffic", group_traffic},
+        {"refusals", group_refusals}};
     prefer_plain_kernels();
     return test_trainers(&x, groups, sizeof groups / sizeof *groups, argc, argv);
 }

@@ -1,6 +1,6 @@
-// test_nccl.cu: NCCL over MPI. Started by mpirun with any number of ranks; dev/test/run_nccl.sh runs it at
-// several sizes and in its failing modes: `test_nccl deadlock`, `destroy`, `use WHAT`, `mismatch KIND`, `absent`,
-// `loop`, `exit`.
+// test_nccl.cu: NCCL over MPI. Started by mpirun with any number of ranks; dev/test/run_nccl.sh
+// runs it at several sizes and in its failing modes: `test_nccl deadlock`, `destroy`, `use WHAT`,
+// `mismatch KIND`, `absent`, `loop`, `exit`.
 #include <nccl.h>
 #include <signal.h>
 
@@ -14,7 +14,8 @@ static int world_rank, world_size;
 
 // Checks a condition on all ranks. Rank 0 prints the check, and each failing rank its line.
 #define CHECK_ALL(ok, ...) check_all(ok, __LINE__, __VA_ARGS__)
-__attribute__((format(printf, 3, 4))) static void check_all(bool ok, int line, const char *format, ...) {
+__attribute__((format(printf, 3, 4))) static void check_all(bool ok, int line, const char *format,
+                                                            ...) {
     char text[256];
     va_list args;
     va_start(args, format);
@@ -59,7 +60,8 @@ static bool holds(const void *on_device, const void *expected, size_t bytes) {
     return memcmp(got.data(), expected, bytes) == 0;
 }
 
-// Connects every way of a communicator, with nothing else in flight, so that later calls only enqueue.
+// Connects every way of a communicator, with nothing else in flight, so that later calls only
+// enqueue.
 static ncclComm_t connected(ncclComm_t comm, cudaStream_t stream) {
     int n = 0;
     NCCL(ncclCommCount(comm, &n));
@@ -89,7 +91,8 @@ static uint64_t mix(uint64_t x) {
     return x ^ (x >> 31);
 }
 
-// Returns element i of rank's input. The values span ten binary orders, so that the order of a sum shows in its bits.
+// Returns element i of rank's input. The values span ten binary orders, so that the order of a
+// sum shows in its bits.
 static double value(int rank, size_t i) {
     uint64_t x = mix((uint64_t)rank * 1000003 + i);
     return ((double)(x >> 11) * 0x1p-53 - 0.5) * (double)(1 << (x % 10));
@@ -100,7 +103,8 @@ static uint16_t float_to_bf16(float f) {
     uint32_t bits;
     memcpy(&bits, &f, 4);
     uint16_t down = (uint16_t)(bits >> 16), up = (uint16_t)(down + 1);
-    double below = fabs((double)f - bf16_to_float(down)), above = fabs((double)bf16_to_float(up) - f);
+    double below = fabs((double)f - bf16_to_float(down)),
+           above = fabs((double)bf16_to_float(up) - f);
     if (below != above) return below < above ? down : up;
     return down & 1 ? up : down;
 }
@@ -121,10 +125,12 @@ static double get(const char *p, size_t i, int type) {
     }
 }
 
-// Sums of floats and of bf16 are rounded to float at every addition; a double that is rounded has a float's sum. In the
-// order of ranks, or of a ring: an element begins behind its owner, who owns `chunk` of them, and ends there.
-static std::vector<char> reduced(const std::vector<std::vector<char>> &inputs, size_t count, int type,
-                                 int redop, const std::vector<int> &ring = {}, size_t chunk = 1) {
+// Sums of floats and of bf16 are rounded to float at every addition; a double that is rounded has
+// a float's sum. In the order of ranks, or of a ring: an element begins behind its owner, who
+// owns `chunk` of them, and ends there.
+static std::vector<char> reduced(const std::vector<std::vector<char>> &inputs, size_t count,
+                                 int type, int redop, const std::vector<int> &ring = {},
+                                 size_t chunk = 1) {
     std::vector<char> out(count * NCCL_MPI_TYPES[type].bytes);
     size_t n = inputs.size();
     for (size_t i = 0; i < count; i++) {
@@ -146,8 +152,8 @@ static std::vector<char> reduced(const std::vector<std::vector<char>> &inputs, s
 }
 
 // Compares all collectives for one type and count with plain loops, in place and not.
-static bool collectives_agree(ncclComm_t comm, cudaStream_t stream, ncclDataType_t type, size_t count,
-                              bool all_ops, const std::vector<int> &ring = {}) {
+static bool collectives_agree(ncclComm_t comm, cudaStream_t stream, ncclDataType_t type,
+                              size_t count, bool all_ops, const std::vector<int> &ring = {}) {
     int n = 0, rank = 0;
     NCCL(ncclCommCount(comm, &n));
     NCCL(ncclCommUserRank(comm, &rank));
@@ -201,16 +207,19 @@ static void test_collectives(ncclComm_t comm, cudaStream_t stream, const char *p
     for (ncclDataType_t type : types) {
         bool ok = true;
         for (size_t count : counts) ok = collectives_agree(comm, stream, type, count, true) && ok;
-        CHECK_ALL(ok, "collectives, %s, %s, counts 0..2051, in place and not", NCCL_MPI_TYPES[type].name, paths);
+        CHECK_ALL(ok, "collectives, %s, %s, counts 0..2051, in place and not",
+                  NCCL_MPI_TYPES[type].name, paths);
     }
 }
 
-// NCCL_ORDER, which the communicators that are split now take. Alone the order of ranks; then rings.
+// NCCL_ORDER, which the communicators that are split now take. Alone the order of ranks; then
+// rings.
 static void test_ring_orders(ncclComm_t world, cudaStream_t stream) {
     static const struct {
         const char *name;
         nccl_mpi::RingOrder order;
-    } ROWS[] = {{"ring:0", {true, false, 0}}, {"ring:7", {true, false, 7}}, {"any:7", {true, true, 7}}};
+    } ROWS[] = {
+        {"ring:0", {true, false, 0}}, {"ring:7", {true, false, 7}}, {"any:7", {true, true, 7}}};
     for (auto &row : ROWS) {
         nccl_mpi::state().order = row.order;
         ncclComm_t comms[6];
@@ -221,14 +230,18 @@ static void test_ring_orders(ncclComm_t world, cudaStream_t stream) {
             alike = alike && ring == first;
             sorted = sorted && std::is_sorted(ring.begin(), ring.end());
             MPI_Bcast(first.data(), world_size, MPI_INT, 0, MPI_COMM_WORLD);
-            ok = ok && (int)ring.size() == world_size && first == comms[0]->ring;  // alike on all ranks
+            ok = ok && (int)ring.size() == world_size &&
+                 first == comms[0]->ring;  // alike on all ranks
         }
         connected(comms[5], stream);
         for (size_t count : {(size_t)1, (size_t)3, (size_t)2051, (size_t)70001})
-            ok = collectives_agree(comms[5], stream, ncclFloat32, count, true, comms[5]->ring) && ok;
+            ok = collectives_agree(comms[5], stream, ncclFloat32, count, true, comms[5]->ring) &&
+                 ok;
         if (!row.order.own) ok = ok && alike && (row.order.seed != 0 || sorted);
         if (row.order.own && world_size > 3) ok = ok && !alike;
-        CHECK_ALL(ok, "NCCL_ORDER=%s: sums begin behind the owner, go round the ring and end there", row.name);
+        CHECK_ALL(ok,
+                  "NCCL_ORDER=%s: sums begin behind the owner, go round the ring and end there",
+                  row.name);
         for (ncclComm_t comm : comms) NCCL(ncclCommDestroy(comm));
     }
     nccl_mpi::state().order = {false, false, 0};
@@ -245,7 +258,8 @@ static void test_point_to_point(ncclComm_t comm, cudaStream_t stream, const char
         for (int r = 0; r < n; r++) {
             for (size_t i = 0; i < 2 * count; i++) inputs[r][i] = (float)value(r, i);
         }
-        float *a = (float *)device(2 * bytes), *b = (float *)device(2 * bytes), *own = (float *)device(bytes);
+        float *a = (float *)device(2 * bytes), *b = (float *)device(2 * bytes),
+              *own = (float *)device(bytes);
         to_device(a, inputs[rank].data(), 2 * bytes);
         int next = (rank + 1) % n, previous = (rank + n - 1) % n;
         NCCL(ncclGroupStart());
@@ -255,7 +269,8 @@ static void test_point_to_point(ncclComm_t comm, cudaStream_t stream, const char
         NCCL(ncclRecv(own, count, ncclFloat, rank, comm, stream));
         NCCL(ncclGroupEnd());
         cudaStreamSynchronize(stream);
-        ok = ok && holds(b, inputs[previous].data(), bytes) && holds(own, inputs[rank].data(), bytes);
+        ok = ok && holds(b, inputs[previous].data(), bytes) &&
+             holds(own, inputs[rank].data(), bytes);
 
         int peer = rank ^ 1;
         if (peer < n) {
@@ -332,11 +347,12 @@ static void test_groups(ncclComm_t world, cudaStream_t *streams) {
     for (int other = 0; other < 2; other++) {
         NCCL(ncclGroupStart());
         NCCL(ncclAllReduce(buffers[0], buffers[0], count, ncclFloat, ncclSum, world, streams[0]));
-        ok = ok && ncclAllReduce(buffers[1], buffers[1], count, ncclFloat, ncclMax, other ? second : world,
-                                 streams[!other]) == ncclInvalidUsage;
+        ok = ok && ncclAllReduce(buffers[1], buffers[1], count, ncclFloat, ncclMax,
+                                 other ? second : world, streams[!other]) == ncclInvalidUsage;
         ok = ok && ncclGroupEnd() == ncclInvalidUsage && cudaStreamQuery(streams[0]) == cudaSuccess;
     }
-    CHECK_ALL(ok, "a group over two communicators or streams is refused, and nothing of it is issued");
+    CHECK_ALL(
+        ok, "a group over two communicators or streams is refused, and nothing of it is issued");
     for (char *b : buffers) cudaFree(b);
     NCCL(ncclCommDestroy(second));
 }
@@ -347,11 +363,13 @@ static void test_many(ncclComm_t comm, cudaStream_t stream) {
     std::vector<float> mine(n), sum(n);
     for (size_t i = 0; i < n; i++) {
         mine[i] = (float)(i % 8191 + (size_t)world_rank);
-        sum[i] = (float)((size_t)world_size * (i % 8191) + (size_t)(world_size * (world_size - 1) / 2));
+        sum[i] = (float)((size_t)world_size * (i % 8191) +
+                         (size_t)(world_size * (world_size - 1) / 2));
     }
     float *x = (float *)device(n * sizeof *x);
     to_device(x, mine.data(), n * sizeof *x);
-    for (size_t i = 0; i < n; i += count) NCCL(ncclAllReduce(x + i, x + i, count, ncclFloat, ncclSum, comm, stream));
+    for (size_t i = 0; i < n; i += count)
+        NCCL(ncclAllReduce(x + i, x + i, count, ncclFloat, ncclSum, comm, stream));
     cudaStreamSynchronize(stream);
     CHECK_ALL(holds(x, sum.data(), n * sizeof *x), "256 all-reduces in flight");
     cudaFree(x);
@@ -384,15 +402,16 @@ static void test_semantics(ncclComm_t comm, cudaStream_t *streams) {
     cudaDeviceSynchronize();
     CHECK_ALL(true, "other streams run while a receive waits");
 
-    for (int i = 0; i < 4;
-         i++) {  // host order rules, though each is on another stream and the last is waited for first
+    for (int i = 0; i < 4; i++) {  // host order rules, though each is on another stream and the
+                                   // last is waited for first
         float one = (float)(i + 1);
         to_device(x + i, &one, sizeof one);
         NCCL(ncclAllReduce(x + i, x + i, 1, ncclFloat, ncclSum, comm, streams[i % 3]));
     }
     cudaStreamSynchronize(streams[0]);
     float expected[4] = {1.f * world_size, 2.f * world_size, 3.f * world_size, 4.f * world_size};
-    CHECK_ALL(holds(x, expected, sizeof expected), "operations of a communicator run in the order of issue");
+    CHECK_ALL(holds(x, expected, sizeof expected),
+              "operations of a communicator run in the order of issue");
 
     float nan = NAN;
     to_device(x, world_rank == 1 ? &nan : expected, sizeof nan);
@@ -410,7 +429,8 @@ static bool destroy_waits(ncclComm_t comm) {
     int last = world_size - 1, back = 0;
     cudaDeviceSynchronize();
     MPI_Barrier(MPI_COMM_WORLD);
-    for (double end = MPI_Wtime() + 0.1; world_rank == last && !back && MPI_Wtime() < end; usleep(1000))
+    for (double end = MPI_Wtime() + 0.1; world_rank == last && !back && MPI_Wtime() < end;
+         usleep(1000))
         MPI_Iprobe(0, 7, MPI_COMM_WORLD, &back, MPI_STATUS_IGNORE);
     NCCL(ncclCommDestroy(comm));
     if (world_rank == 0) MPI_Send(NULL, 0, MPI_INT, last, 7, MPI_COMM_WORLD);
@@ -428,13 +448,17 @@ static bool refused(ncclResult_t result, const char *what, const char *beside) {
 // First uses are refused beside other operations.
 static void test_connections(ncclComm_t world, cudaStream_t *streams) {
     float *x = (float *)device(4096);
-    ncclComm_t comm = split(world, 0, world_rank, "fresh"), other = split(world, 0, world_rank, "other");
+    ncclComm_t comm = split(world, 0, world_rank, "fresh"),
+               other = split(world, 0, world_rank, "other");
     NCCL(ncclAllReduce(x, x, 8, ncclFloat, ncclSum, comm, streams[0]));
-    bool ok = refused(ncclAllGather(x, x + 100, 8, ncclFloat, other, streams[0]), "ncclAllGather of 8 float32 (other)",
+    bool ok = refused(ncclAllGather(x, x + 100, 8, ncclFloat, other, streams[0]),
+                      "ncclAllGather of 8 float32 (other)",
                       "while ncclAllReduce of 8 float32, sum (fresh) is in flight");
     int peer = world_rank == 0 ? 1 : 0;
-    ok = ok && refused(ncclSend(x, 8, ncclFloat, peer, other, streams[1]), "ncclSend of 8 float32 to rank", "(fresh)");
-    ok = ok && refused(ncclBroadcast(x, x, 8, ncclFloat, 0, comm, streams[1]), "(fresh)", "(fresh) is in flight");
+    ok = ok && refused(ncclSend(x, 8, ncclFloat, peer, other, streams[1]),
+                       "ncclSend of 8 float32 to rank", "(fresh)");
+    ok = ok && refused(ncclBroadcast(x, x, 8, ncclFloat, 0, comm, streams[1]), "(fresh)",
+                       "(fresh) is in flight");
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     ncclComm_t none = NULL;
     ok = ok && ncclCommSplit(comm, 0, 0, &none, &config) == ncclInvalidUsage && !none;
@@ -491,9 +515,10 @@ static void test_uses(ncclComm_t comm, cudaStream_t *streams) {
     ok = ok && ncclAllReduce(x, x, 257, ncclFloat, ncclSum, comm, stream) == ncclInvalidArgument;
     ok = ok && ncclAllReduce(x, x + 1, 4, ncclFloat, ncclSum, comm, stream) == ncclInvalidArgument;
     ok = ok && ncclAllReduce(host, x, 4, ncclFloat, ncclSum, comm, stream) == ncclInvalidArgument;
-    ok = ok && ncclAllReduce(x, x, SIZE_MAX / 2, ncclFloat, ncclSum, comm, stream) == ncclInvalidArgument;
-    ok = ok && ncclReduceScatter(x, x + 128, 256 / world_size + 1, ncclFloat, ncclSum, comm, stream) ==
+    ok = ok && ncclAllReduce(x, x, SIZE_MAX / 2, ncclFloat, ncclSum, comm, stream) ==
                    ncclInvalidArgument;
+    ok = ok && ncclReduceScatter(x, x + 128, 256 / world_size + 1, ncclFloat, ncclSum, comm,
+                                 stream) == ncclInvalidArgument;
     ok = ok && ncclAllGather(x, x, 256, ncclFloat, comm, stream) == ncclInvalidArgument;
     ok = ok && ncclBroadcast(x, x, 4, ncclFloat, world_size, comm, stream) == ncclInvalidArgument;
     ok = ok && ncclSend(x, 4, ncclFloat, -1, comm, stream) == ncclInvalidArgument;
@@ -509,7 +534,8 @@ static void test_uses(ncclComm_t comm, cudaStream_t *streams) {
     cudaFree(x);
 }
 
-// Checks bytes by the formulas: summed over the ranks, an all-reduce moves 2 (n-1) buffers, its halves (n-1).
+// Checks bytes by the formulas: summed over the ranks, an all-reduce moves 2 (n-1) buffers, its
+// halves (n-1).
 static void test_counters(ncclComm_t comm, cudaStream_t stream) {
     const size_t count = 12345, bytes = count * sizeof(float);
     size_t n = (size_t)world_size;
@@ -533,8 +559,8 @@ static void test_counters(ncclComm_t comm, cudaStream_t stream) {
     cudaFree(y);
 }
 
-// Runs random operations on three communicators and four streams, the same on all ranks. Events order operations on one
-// buffer. Returns a hash of all buffers.
+// Runs random operations on three communicators and four streams, the same on all ranks. Events
+// order operations on one buffer. Returns a hash of all buffers.
 static uint64_t random_program(ncclComm_t *comms, cudaStream_t *streams, uint64_t seed) {
     enum { BUFFERS = 5, COUNT = 9000 };
     float *buffers[BUFFERS];
@@ -587,8 +613,9 @@ static uint64_t random_program(ncclComm_t *comms, cudaStream_t *streams, uint64_
 }
 
 static void test_random_orders(ncclComm_t world, cudaStream_t *streams) {
-    ncclComm_t comms[3] = {world, connected(split(world, 0, -world_rank, "backwards"), streams[0]),
-                           connected(split(world, world_rank % 2, world_rank, "parity"), streams[0])};
+    ncclComm_t comms[3] = {
+        world, connected(split(world, 0, -world_rank, "backwards"), streams[0]),
+        connected(split(world, world_rank % 2, world_rank, "parity"), streams[0])};
     nccl_mpi::State &s = nccl_mpi::state();
     bool ok = true;
     for (uint64_t seed = 1; seed <= 10; seed++) {
@@ -635,7 +662,8 @@ static int run_all(ncclComm_t comm, cudaStream_t *streams) {
     return world_rank == 0 ? check_summary(&totals) : 0;
 }
 
-// Sends before receiving on both ranks, outside of a group: NCCL hangs, so must we, with a report.
+// Sends before receiving on both ranks, outside of a group: NCCL hangs, so must we, with a
+// report.
 static void deadlock(ncclComm_t comm, cudaStream_t stream) {
     float *x = (float *)device(4096);
     int peer = world_rank ^ 1;
@@ -673,7 +701,8 @@ static void use(ncclComm_t comm, cudaStream_t *streams, const char *what) {
 static void mismatch(ncclComm_t comm, cudaStream_t stream, const char *kind) {
     float *x = (float *)device(1 << 16), *y = (float *)device(1 << 16);
     bool odd = world_rank == 1;
-    if (!strcmp(kind, "count")) NCCL(ncclAllReduce(x, x, odd ? 101 : 100, ncclFloat, ncclSum, comm, stream));
+    if (!strcmp(kind, "count"))
+        NCCL(ncclAllReduce(x, x, odd ? 101 : 100, ncclFloat, ncclSum, comm, stream));
     if (!strcmp(kind, "type"))
         NCCL(ncclAllReduce(x, x, 100, odd ? ncclDouble : ncclFloat, ncclSum, comm, stream));
     if (!strcmp(kind, "reduction"))
@@ -694,7 +723,8 @@ static void hang(int) {
     for (;;) pause();
 }
 
-// All-reduces without end, for a rank to be killed, or to hang at SIGUSR2; every rank first prints its process id.
+// All-reduces without end, for a rank to be killed, or to hang at SIGUSR2; every rank first
+// prints its process id.
 static void loop(ncclComm_t comm, cudaStream_t stream, bool one_exits) {
     float *x = (float *)device(1 << 16);
     cudaMemset(x, 0, 1 << 16);
@@ -734,9 +764,11 @@ int main(int argc, char **argv) {
     else if (!strcmp(mode, "deadlock")) deadlock(connected(comm, streams[0]), streams[0]);
     else if (!strcmp(mode, "destroy")) destroy(comm);
     else if (!strcmp(mode, "use") && argc > 2) use(comm, streams, argv[2]);
-    else if (!strcmp(mode, "mismatch") && argc > 2) mismatch(connected(comm, streams[0]), streams[0], argv[2]);
+    else if (!strcmp(mode, "mismatch") && argc > 2)
+        mismatch(connected(comm, streams[0]), streams[0], argv[2]);
     else if (!strcmp(mode, "absent") && world_rank != 1) split(comm, 0, 0, "all but one");
-    else if (!strcmp(mode, "loop") || !strcmp(mode, "exit")) loop(comm, streams[0], !strcmp(mode, "exit"));
+    else if (!strcmp(mode, "loop") || !strcmp(mode, "exit"))
+        loop(comm, streams[0], !strcmp(mode, "exit"));
     NCCL(ncclCommDestroy(comm));
     MPI_Finalize();
     return code;

@@ -18,16 +18,19 @@ static size_t count_entries(void) {
 static bool outputs_are_fine(const char *line, Error *err) {
     char copy[512], *words[32] = {"train_gpt"}, *rest = copy;
     int n = 1;
-    snprintf(copy, sizeof copy, "--train-data train.bin --val-data val_*.bin --tokenizer tokenizer.json %s", line);
+    snprintf(copy, sizeof copy,
+             "--train-data train.bin --val-data val_*.bin --tokenizer tokenizer.json %s", line);
     for (char *word; (word = strtok_r(rest, " ", &rest));) words[n++] = word;
     Options o;
-    if (!options_parse(&o, NULL, n, words, (RankOptions){NULL, 0, 0, NULL, NULL}, err)) die(line, err->text);
+    if (!options_parse(&o, NULL, n, words, (RankOptions){NULL, 0, 0, NULL, NULL}, err))
+        die(line, err->text);
     return outputs_check(&o, err);
 }
 
 #define SIXTEEN "xxxxxxxxxxxxxxxx"  // 246 characters leave no room for ".unfinished"
-#define LONG SIXTEEN SIXTEEN SIXTEEN SIXTEEN SIXTEEN SIXTEEN SIXTEEN SIXTEEN SIXTEEN SIXTEEN SIXTEEN SIXTEEN SIXTEEN \
-             SIXTEEN SIXTEEN "xxxxxx"
+#define LONG                                                                                \
+    SIXTEEN SIXTEEN SIXTEEN SIXTEEN SIXTEEN SIXTEEN SIXTEEN SIXTEEN SIXTEEN SIXTEEN SIXTEEN \
+        SIXTEEN SIXTEEN SIXTEEN SIXTEEN "xxxxxx"
 
 typedef struct {
     const char *flags, *says;  // NULL: they are fine
@@ -41,7 +44,8 @@ static const OutputCase CASES[] = {
     {"--trace text", "--trace would overwrite text, which is no former output of it"},
     {"--dump-gradients text", "--dump-gradients would overwrite text, which is no former output"},
     {"--dump-gradients other/model.safetensors", "which is no former output"},
-    {"--dump-gradients g", "--dump-gradients would overwrite g.unfinished, which is no former output"},
+    {"--dump-gradients g",
+     "--dump-gradients would overwrite g.unfinished, which is no former output"},
     {"--dump-gradients h", "cannot open h.unfinished: Is a directory"},
     {"--dump-gradients " LONG, "File name too long"},
     {"--log train.bin", "--log would overwrite train.bin, which is no former output"},
@@ -51,12 +55,14 @@ static const OutputCase CASES[] = {
     {"--trace hard_link_to_train", "--trace would overwrite hard_link_to_train"},
     {"--log tokenizer.json", "--log would overwrite tokenizer.json"},
     {"--trace model/config.json", "--trace would overwrite model/config.json"},
-    {"--dump-gradients model/model.safetensors", "--dump-gradients would overwrite model/model.safetensors"},
+    {"--dump-gradients model/model.safetensors",
+     "--dump-gradients would overwrite model/model.safetensors"},
     {"--log text", "--log would overwrite text"},
     {"--log same --trace same", "--log and --trace are both same"},
     {"--trace empty --dump-gradients ./empty", "--trace and --dump-gradients are both ./empty"},
     {"--log link_to_old", NULL},
-    {"--dump-gradients link_to_old", "--dump-gradients would overwrite link_to_old, which is no former output"},
+    {"--dump-gradients link_to_old",
+     "--dump-gradients would overwrite link_to_old, which is no former output"},
     {"--log fifo", "cannot open fifo: not a regular file"},
     {"--trace fifo", "cannot open fifo: not a regular file"},
     {"--log socket", "cannot open socket: No such device or address"},
@@ -71,7 +77,8 @@ int main(void) {
     static Check c;
     static char folder[] = "build/test_outputs.XXXXXX";
     static const int32_t shard[256 + 32] = {SHARD_MAGIC, SHARD_VERSION, 64};  // and 64 tokens
-    static const char *const files[] = {"tokenizer.json", "text", "model/config.json", "model/model.safetensors"};
+    static const char *const files[] = {"tokenizer.json", "text", "model/config.json",
+                                        "model/model.safetensors"};
     static const GPTConfig tiny = {1, 8, 2, 20, 128, 4, NULL};
     const char *step = "{\"step\":1,\"loss\":1}\n", *text = "{\"text\":1}";
     alarm(60);  // ends the program if a FIFO makes it wait
@@ -88,10 +95,13 @@ int main(void) {
     Error err = {""};
     if (!trace_write("old.json", &event, 1, &track, 1, &err) ||
         !slices_create("old.safetensors", GRADIENTS_START, &tiny, 0, 0, ST_F32, &err) ||
-        !slices_create("other/model.safetensors", ST_START, &tiny, 0, 0, ST_F32, &err)) die("old", err.text);
-    bool made = symlink("train.bin", "link_to_train") == 0 && link("train.bin", "hard_link_to_train") == 0 &&
-                symlink("old.jsonl", "link_to_old") == 0 && symlink("text", "g.unfinished") == 0 &&
-                mkfifo("fifo", 0666) == 0 && mknod("socket", S_IFSOCK | 0666, 0) == 0;
+        !slices_create("other/model.safetensors", ST_START, &tiny, 0, 0, ST_F32, &err))
+        die("old", err.text);
+    bool made = symlink("train.bin", "link_to_train") == 0 &&
+                link("train.bin", "hard_link_to_train") == 0 &&
+                symlink("old.jsonl", "link_to_old") == 0 &&
+                symlink("text", "g.unfinished") == 0 && mkfifo("fifo", 0666) == 0 &&
+                mknod("socket", S_IFSOCK | 0666, 0) == 0;
     check(&c, made, "links, a FIFO and a socket");
     size_t before = count_entries(), bytes;
     for (size_t i = 0; i < sizeof CASES / sizeof CASES[0]; i++) {
@@ -100,8 +110,10 @@ int main(void) {
         bool ok = CASES[i].says ? !fine && strstr(err.text, CASES[i].says) : fine;
         check(&c, ok, "%s: %s -> %s", CASES[i].says ? "refused" : "fine", CASES[i].flags, err.text);
     }
-    char *text_after = file_read("text", 100, &bytes, &err), *log_after = file_read("old.jsonl", 100, &bytes, &err);
-    bool same = text_after && strcmp(text_after, text) == 0 && log_after && strcmp(log_after, step) == 0;
+    char *text_after = file_read("text", 100, &bytes, &err),
+         *log_after = file_read("old.jsonl", 100, &bytes, &err);
+    bool same = text_after && strcmp(text_after, text) == 0 && log_after &&
+                strcmp(log_after, step) == 0;
     check(&c, same && count_entries() == before, "and nothing was made or touched");
     free(text_after);
     free(log_after);

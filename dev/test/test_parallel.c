@@ -1,11 +1,11 @@
 // test_parallel.c: behaviour of several ranks beyond right numbers, which test_gpt.c checks. They
-// resume each other's checkpoints, keep their replicas equal, send as many bytes and hold as many as the
-// papers say, survive any order of streams and messages, and refuse together.
+// resume each other's checkpoints, keep their replicas equal, send as many bytes and hold as many
+// as the papers say, survive any order of streams and messages, and refuse together.
 //
 //   test_parallel BUILD_DIR [GROUP]      for example: test_parallel build/cpu-fp32 traffic
 //
-// Run it in the root of the repository. The groups are listed above main. A check that guards against a known
-// bug of this field names it in quotation marks.
+// Run it in the root of the repository. The groups are listed above main. A check that guards
+// against a known bug of this field names it in quotation marks.
 #define _GNU_SOURCE
 #include "dev/test/check_trace.h"
 #include "dev/test/compare_runs.h"
@@ -25,7 +25,8 @@ typedef struct {
 
 // How the grid is started. s must outlive the layout.
 static const Layout *start_of(const Grid *g, Started *s) {
-    bool tp = *g->trainer, pp = tp && strcmp(g->trainer, "_tp") != 0, dp = pp && strcmp(g->trainer, "_pp") != 0;
+    bool tp = *g->trainer, pp = tp && strcmp(g->trainer, "_tp") != 0,
+         dp = pp && strcmp(g->trainer, "_pp") != 0;
     bool alone = is_data_lesson(g->trainer);
     char t[32], p[32], v[32], d[32];
     snprintf(t, sizeof t, " --tensor %d", g->t);
@@ -33,10 +34,11 @@ static const Layout *start_of(const Grid *g, Started *s) {
     snprintf(v, sizeof v, " --virtual %d", g->v);
     snprintf(d, sizeof d, " --data %d", g->d);
     trainer_program(s->trainer, sizeof s->trainer, g->trainer);
-    snprintf(s->flags, sizeof s->flags, "%s%s%s%s%s", g->flags, tp && !alone ? t : "", pp && !alone ? p : "",
-             g->v > 1 ? v : "", dp ? d : "");
-    snprintf(s->name, sizeof s->name, "%s %dx%dx%d%s%s%s", tp ? g->trainer + (*g->trainer == '_') : "gpt", g->t, g->d,
-             g->p, g->v > 1 ? v : "", *g->flags ? " " : "", g->flags);
+    snprintf(s->flags, sizeof s->flags, "%s%s%s%s%s", g->flags, tp && !alone ? t : "",
+             pp && !alone ? p : "", g->v > 1 ? v : "", dp ? d : "");
+    snprintf(s->name, sizeof s->name, "%s %dx%dx%d%s%s%s",
+             tp ? g->trainer + (*g->trainer == '_') : "gpt", g->t, g->d, g->p, g->v > 1 ? v : "",
+             *g->flags ? " " : "", g->flags);
     s->layout.trainer = s->trainer;
     s->layout.ranks = g->t * g->d * g->p;
     s->layout.flags = s->flags;
@@ -50,7 +52,7 @@ static bool skipped(const Context *x, const Grid *g) {
     return !built || g->t * g->d * g->p > max_ranks(x) || (x->bf16 && !g->bf16);
 }
 
-// ---- group checkpoints: written by one layout, resumed by another ---------------------------------------
+// ---- group checkpoints: written by one layout, resumed by another ----------------------
 
 static const Grid PLACES[] = {
     {"", 1, 1, 1, 1, "", true},
@@ -72,18 +74,22 @@ static const Grid PLACES[] = {
 enum { NUM_PLACES = sizeof PLACES / sizeof *PLACES };
 
 // Pairs (writer, reader) in PLACES; every place also resumes itself.
-static const int MOVES[][2] = {{1, 0}, {1, 2}, {2, 3}, {3, 4}, {4, 5}, {5, 6}, {6, 7}, {7, 8}, {8, 0}, {7, 0},
-                               {0, 7}, {4, 1}, {7, 4}, {7, 9}, {9, 4}, {9, 0}, {4, 10}, {10, 7}, {10, 11}, {11, 0},
-                               {7, 12}, {12, 13}, {13, 0}, {6, 14}, {14, 7}};
+static const int MOVES[][2] = {{1, 0},   {1, 2},  {2, 3},  {3, 4},  {4, 5},   {5, 6},  {6, 7},
+                               {7, 8},   {8, 0},  {7, 0},  {0, 7},  {4, 1},   {7, 4},  {7, 9},
+                               {9, 4},   {9, 0},  {4, 10}, {10, 7}, {10, 11}, {11, 0}, {7, 12},
+                               {12, 13}, {13, 0}, {6, 14}, {14, 7}};
 
 // Four steps over a shuffled epoch, with the states after steps 2 and 4.
-static const char FOUR_STEPS[] = "--train-data golden/train.bin --shuffle 1 --seq 24 --global-batch 8 "
-                                 "--micro-batch 1 --steps 4 --lr 0.003 --warmup 2 --val-every 0 "
-                                 "--save-every 2 --keep 0 --log log";
+static const char FOUR_STEPS[] =
+    "--train-data golden/train.bin --shuffle 1 --seq 24 --global-batch 8 "
+    "--micro-batch 1 --steps 4 --lr 0.003 --warmup 2 --val-every 0 "
+    "--save-every 2 --keep 0 --log log";
 
-// Returns the error of a folder's weights and optimizer against one rank's, as a share of the allowed: twice the bounds
-// of the worst tensor and of all together, because both may be so far from the reference. Names the furthest tensor.
-static double checkpoint_error(const Context *x, const char *folder, const char *base, const char **what) {
+// Returns the error of a folder's weights and optimizer against one rank's, as a share of the
+// allowed: twice the bounds of the worst tensor and of all together, because both may be so far
+// from the reference. Names the furthest tensor.
+static double checkpoint_error(const Context *x, const char *folder, const char *base,
+                               const char **what) {
     const ParamTable *table = &x->golden.table;
     static const char *const SUFFIXES[] = {"", ".m", ".v", ".master"};
     double *want = allocate(table->total * sizeof(double)), worst = 0;
@@ -94,11 +100,13 @@ static double checkpoint_error(const Context *x, const char *folder, const char 
         bool read = read_tensors(path, SUFFIXES[i], table, want);
         snprintf(path, sizeof path, "%s/%s.safetensors", folder, file);
         Errors e = state_errors(table, path, SUFFIXES[i], want);
-        // The moments follow the gradients and have their bound, the second moment, a square, twice that.
+        // The moments follow the gradients and have their bound, the second moment, a square,
+        // twice that.
         Bounds b = bounds(x, &table->config);
         double worst_bound = i == 1 ? b.gradient : i == 2 ? 2 * b.gradient : b.weight;
         double whole_bound = i == 1 ? b.gradients : i == 2 ? 2 * b.gradients : b.weights;
-        double share = read ? fmax(e.worst / (2 * worst_bound), e.whole / (2 * whole_bound)) : INFINITY;
+        double share = read ? fmax(e.worst / (2 * worst_bound), e.whole / (2 * whole_bound))
+                            : INFINITY;
         if (share >= worst) {
             worst = share;
             *what = i == 0 ? "weights" : SUFFIXES[i] + 1;
@@ -122,15 +130,19 @@ static void group_checkpoints(Context *x) {
         logs[i] = read_log("log");
         snprintf(from, sizeof from, "place-%d/step-00000004", i);
         double error = checkpoint_error(x, from, base, &what), loss = 0;
-        for (size_t k = 0; k < 4; k++) loss = fmax(loss, relative(logs[i].loss[k], logs[0].loss[k]));
-        check(&x->check, ok && error <= 1, "%s: the checkpoint is that of one rank, %.3f of the bound (%s), "
-              "\"tied embedding forgotten\"", s.name, error, what);
+        for (size_t k = 0; k < 4; k++)
+            loss = fmax(loss, relative(logs[i].loss[k], logs[0].loss[k]));
+        check(&x->check, ok && error <= 1,
+              "%s: the checkpoint is that of one rank, %.3f of the bound (%s), "
+              "\"tied embedding forgotten\"",
+              s.name, error, what);
         check(&x->check, ok && loss <= bound && logs[i].steps == 4,
               "%s: the curve is that of one rank, %.1e, \"seed + rank\"", s.name, loss);
 
         ok = runs(x, layout, "", "--resume place-%d/step-00000002 --out again %s", i, FOUR_STEPS);
         Log log = read_log("log");
-        check(&x->check, ok && same_log(&log, &logs[i]) && same_checkpoint("again/step-00000004", from),
+        check(&x->check,
+              ok && same_log(&log, &logs[i]) && same_checkpoint("again/step-00000004", from),
               "%s: resumed by itself with the same bits, \"master weights\"", s.name);
         remove_tree("again");
     }
@@ -139,12 +151,12 @@ static void group_checkpoints(Context *x) {
         if (skipped(x, a) || skipped(x, b)) continue;
         start_of(a, &s);
         remove("log");
-        bool ok = runs(x, start_of(b, &to), "", "--resume place-%d/step-00000002 --out moved %s", MOVES[i][0],
-                       FOUR_STEPS);
+        bool ok = runs(x, start_of(b, &to), "", "--resume place-%d/step-00000002 --out moved %s",
+                       MOVES[i][0], FOUR_STEPS);
         double error = checkpoint_error(x, "moved/step-00000004", base, &what);
         check(&x->check, ok && error <= 1,
-              "%s -> %s: as if never moved, %.3f of the bound (%s), \"same topology only\"%s", s.name,
-              to.name, error, what, a->t != b->t ? ", \"padding tied to t\"" : "");
+              "%s -> %s: as if never moved, %.3f of the bound (%s), \"same topology only\"%s",
+              s.name, to.name, error, what, a->t != b->t ? ", \"padding tied to t\"" : "");
         remove_tree("moved");
     }
     for (int i = 0; i < NUM_PLACES; i++) {
@@ -153,7 +165,7 @@ static void group_checkpoints(Context *x) {
     }
 }
 
-// ---- group replicas -------------------------------------------------------------------------------------
+// ---- group replicas --------------------------------------------------------------------
 
 // One number of the last rank's copy differs.
 typedef struct {
@@ -164,12 +176,25 @@ typedef struct {
 } StaleRow;
 
 static const StaleRow STALE[] = {
-    {{"_3d", 1, 2, 1, 1, "--zero 0", true}, FCB, 1, "h.1.mlp.c_fc.bias differs between the ranks"},
-    {{"data", 1, 3, 1, 1, "--zero 0 --global-batch 6", false}, LNFW, 0, "ln_f.weight differs between the ranks"},
+    {{"_3d", 1, 2, 1, 1, "--zero 0", true},
+     FCB,
+     1,
+     "h.1.mlp.c_fc.bias differs between the ranks"},
+    {{"data", 1, 3, 1, 1, "--zero 0 --global-batch 6", false},
+     LNFW,
+     0,
+     "ln_f.weight differs between the ranks"},
     {{"_pp", 1, 1, 2, 1, "", false}, WTE, 0, "wte.weight differs between the ranks"},
-    {{"_tp", 2, 1, 1, 1, "--sequence-parallel 1", false}, LN1W, 2, "h.2.ln_1.weight differs between the ranks"},
-    // ZeRO-1 gathers the owner's weights over a stale copy: it is seen before the first step, or never.
-    {{"data", 1, 4, 1, 1, "", false}, PROJW, 1, "h.1.attn.c_proj.weight differs between the ranks"},
+    {{"_tp", 2, 1, 1, 1, "--sequence-parallel 1", false},
+     LN1W,
+     2,
+     "h.2.ln_1.weight differs between the ranks"},
+    // ZeRO-1 gathers the owner's weights over a stale copy: it is seen before the first step, or
+    // never.
+    {{"data", 1, 4, 1, 1, "", false},
+     PROJW,
+     1,
+     "h.1.attn.c_proj.weight differs between the ranks"},
 };
 
 static void check_stale_row(Context *x, const StaleRow *row) {
@@ -190,7 +215,8 @@ static void group_replicas(Context *x) {
         {"_3d", 2, 2, 2, 1, "--sequence-parallel 1 --zero 0 --overlap 0", false},
         {"_tp", 4, 1, 1, 1, "--sequence-parallel 1", true},
         {"data", 1, 4, 1, 1, "", false},
-        {"fsdp", 1, 4, 1, 1, "", false},  // the embeddings, ln_f, and what was gathered for the first two layers
+        {"fsdp", 1, 4, 1, 1, "",
+         false},  // the embeddings, ln_f, and what was gathered for the first two layers
         {"context", 1, 4, 1, 1, "--context 2 --context-by ring", false},
     };
     size_t steps = x->sanitized ? 5 : 50;
@@ -198,12 +224,16 @@ static void group_replicas(Context *x) {
         Started s;
         if (skipped(x, &GRIDS[i])) continue;
         remove("log");
-        bool ok = runs(x, start_of(&GRIDS[i], &s), "", "--init golden --train-data golden/train.bin --seq 24 "
-                       "--global-batch 8 --micro-batch 1 --steps %zu --lr 0.01 --val-every 0 --log log "
-                       "--debug-replicas 1", steps);
+        bool ok =
+            runs(x, start_of(&GRIDS[i], &s), "",
+                 "--init golden --train-data golden/train.bin --seq 24 "
+                 "--global-batch 8 --micro-batch 1 --steps %zu --lr 0.01 --val-every 0 --log log "
+                 "--debug-replicas 1",
+                 steps);
         Log log = read_log("log");
         check(&x->check, ok && log.steps == steps && log.loss[steps - 1] < log.loss[0],
-              "%s: replicas are bit-equal after each of %zu steps, \"layernorm drift\", \"seed + rank\"",
+              "%s: replicas are bit-equal after each of %zu steps, \"layernorm drift\", \"seed + "
+              "rank\"",
               s.name, steps);
     }
     for (size_t i = 0; i < sizeof STALE / sizeof *STALE; i++) {
@@ -211,10 +241,10 @@ static void group_replicas(Context *x) {
     }
 }
 
-// ---- group sums: NCCL's orders of additions -------------------------------------------------------------
+// ---- group sums: NCCL's orders of additions --------------------------------------------
 
-// What holds when a sum begins at another rank in every part of a buffer, as on NCCL's ring. d > 2: a + b is b + a, but
-// sums of three differ. Rows behind a first one must have its bits.
+// What holds when a sum begins at another rank in every part of a buffer, as on NCCL's ring. d >
+// 2: a + b is b + a, but sums of three differ. Rows behind a first one must have its bits.
 typedef struct {
     Grid grid;
     const char *order;
@@ -229,7 +259,9 @@ static const SumRow SUMS[] = {
     {{"_3d", 2, 4, 1, 1, "--sequence-parallel 1", false}, "ring:1", true},
     {{"data", 1, 4, 1, 1, "--overlap 0", false}, "ring:1", true},
     {{"_3d", 1, 4, 1, 1, "", false}, "ring:1", false},
-    {{"_3d", 1, 4, 2, 1, "", false}, "any:2", true},  // each copy of wte has the sums of both stages
+    {{"_3d", 1, 4, 2, 1, "", false},
+     "any:2",
+     true},  // each copy of wte has the sums of both stages
 };
 
 static void group_sums(Context *x) {
@@ -246,10 +278,12 @@ static void group_sums(Context *x) {
         snprintf(env, sizeof env, "NCCL_ORDER=%s", row->order);
         remove_tree(out);
         remove("log");
-        bool ok = runs(x, layout, env, "--init golden --debug-replicas 1 --out %s %s", out, FOUR_STEPS);
+        bool ok =
+            runs(x, layout, env, "--init golden --debug-replicas 1 --out %s %s", out, FOUR_STEPS);
         Log log = read_log("log");
         check(&x->check, ok && log.steps == 4,
-              "%s: replicas are bit-equal under NCCL_ORDER=%s, \"sums in another cut\"", s.name, row->order);
+              "%s: replicas are bit-equal under NCCL_ORDER=%s, \"sums in another cut\"", s.name,
+              row->order);
         if (row->first) {
             base = log;
             ok = runs(x, layout, env, "--resume base/step-00000002 --out again %s", FOUR_STEPS);
@@ -262,16 +296,20 @@ static void group_sums(Context *x) {
         check(&x->check, ok && same_log(&log, &base), "%s: %s under NCCL_ORDER=%s", s.name,
               row->first ? "resumed with the same bits" : "the bits of the row above", row->order);
     }
-    // The t ranks that hold a layernorm alike have its gradient from t communicators: equal if these add alike.
+    // The t ranks that hold a layernorm alike have its gradient from t communicators: equal if
+    // these add alike.
     static const Layout TENSOR = {"train_gpt_3d", 8, "--tensor 2 --data 4"};
     if (x->bf16 || x->sanitized) return;
     Setting any = {"NCCL_ORDER=any:2", 0};
-    check_refusal(x, &TENSOR, "replicas of 2 tensor ranks whose data ranks add in other orders", any,
-                  "--init golden --train-data golden/train.bin --seq 24 --global-batch 8 --micro-batch 1 --steps 9 "
-                  "--debug-replicas 1 --val-every 0", 1, "differs between the ranks that hold it");
+    check_refusal(x, &TENSOR, "replicas of 2 tensor ranks whose data ranks add in other orders",
+                  any,
+                  "--init golden --train-data golden/train.bin --seq 24 --global-batch 8 "
+                  "--micro-batch 1 --steps 9 "
+                  "--debug-replicas 1 --val-every 0",
+                  1, "differs between the ranks that hold it");
 }
 
-// ---- group traffic: calls and bytes against the papers' formulas ----------------------------------------
+// ---- group traffic: calls and bytes against the papers' formulas -----------------------
 
 // The model that is counted: L layers, C channels; global batch G; two steps.
 enum { TL = 4, TC = 32, TT = 24, TV = 61, TG = 8, TSTEPS = 2 };
@@ -323,8 +361,8 @@ static Traffic traffic_of(const char *text, const char *comm, const char *op) {
     char name[32], kind[32];
     for (const char *line = strstr(text, "traffic: "); line; line = strstr(line + 1, "traffic: ")) {
         unsigned long long calls, sent;
-        int found = sscanf(line, "traffic: %31s rank %*d of %*d, %31[^:]: %llu calls, %llu", name, kind,
-                           &calls, &sent);
+        int found = sscanf(line, "traffic: %31s rank %*d of %*d, %31[^:]: %llu calls, %llu", name,
+                           kind, &calls, &sent);
         if (found != 4 || strcmp(name, comm) != 0 || strcmp(kind, op) != 0) continue;
         sum.calls += (double)calls;
         sum.bytes += (double)sent;
@@ -346,8 +384,10 @@ static void add_halves(Traffic *t, double n, double size, double bytes) {
 
 enum { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, SEND, NUM_OPS };
 enum { TENSOR, PIPELINE, DATA, EMBEDDING, WORLD, CONTEXT, NUM_COMMS };
-static const char *const OPS[NUM_OPS] = {"ncclAllReduce", "ncclReduceScatter", "ncclAllGather", "ncclSend"};
-static const char *const COMMS[NUM_COMMS] = {"tensor", "pipeline", "data", "embedding", "world", "context"};
+static const char *const OPS[NUM_OPS] = {"ncclAllReduce", "ncclReduceScatter", "ncclAllGather",
+                                         "ncclSend"};
+static const char *const COMMS[NUM_COMMS] = {"tensor",    "pipeline", "data",
+                                             "embedding", "world",    "context"};
 
 typedef struct {
     Traffic by[NUM_COMMS][NUM_OPS];
@@ -365,7 +405,8 @@ static ParamTable stage_table(const GPTConfig *config, const Grid *g, int stage)
     size_t layers[64], n = 0, chunks = (size_t)(g->p * g->v), first = 0;
     for (size_t chunk = 0; chunk < chunks; chunk++) {
         size_t count = config->L / chunks + (chunk < config->L % chunks);
-        for (size_t l = 0; l < count && chunk % (size_t)g->p == (size_t)stage; l++) layers[n++] = first + l;
+        for (size_t l = 0; l < count && chunk % (size_t)g->p == (size_t)stage; l++)
+            layers[n++] = first + l;
         first += count;
     }
     bool shared = strcmp(g->trainer, "_3d") == 0 || is_data_lesson(g->trainer);
@@ -374,10 +415,12 @@ static ParamTable stage_table(const GPTConfig *config, const Grid *g, int stage)
     return table_make(config, shard);
 }
 
-// How often train_fsdp sums the gradients of a bucket, and gathers its weights, in all steps of m micro-batches. The
-// layers' gradients are summed in each. Of L layers 2 have their weights, or all: the first ones after an update and
-// after each backward, the last ones after each forward. The others are gathered again.
-static void expected_sharding(const Grid *g, size_t bucket, double m, double *sums, double *gathers) {
+// How often train_fsdp sums the gradients of a bucket, and gathers its weights, in all steps of m
+// micro-batches. The layers' gradients are summed in each. Of L layers 2 have their weights, or
+// all: the first ones after an update and after each backward, the last ones after each forward.
+// The others are gathered again.
+static void expected_sharding(const Grid *g, size_t bucket, double m, double *sums,
+                              double *gathers) {
     size_t held = has(g, "--shard 2") ? TL : 2, l = bucket - BUCKET_LAYERS;
     bool layer = bucket >= BUCKET_LAYERS && l < TL;
     *sums = layer ? TSTEPS * m : TSTEPS;
@@ -391,16 +434,19 @@ static int context_of(const Grid *g) {
     return flag ? atoi(flag + strlen("--context ")) : 1;
 }
 
-// What the ranks of a sequence send, in `all` micro-batches of N tokens together: Ulysses four all-to-alls a layer, two
-// of q, k and v or their gradients, two of the output or its gradient; the ring keys and values c - 1 times forward and
-// backward, and their gradients in fp32 c times. --recompute layer sends forward's twice, rest only q, k and v.
+// What the ranks of a sequence send, in `all` micro-batches of N tokens together: Ulysses four
+// all-to-alls a layer, two of q, k and v or their gradients, two of the output or its gradient;
+// the ring keys and values c - 1 times forward and backward, and their gradients in fp32 c times.
+// --recompute layer sends forward's twice, rest only q, k and v.
 static Traffic expected_context(const Grid *g, double all, double N, double w) {
     double c = context_of(g), layers = all * TL * c, part = N * TC / c;  // layers: of all ranks
     double whole = has(g, "--recompute layer"), qkv = has(g, "--recompute");
-    Traffic t = {layers * (4 + qkv + whole) * (c - 1), layers * (8 + 3 * qkv + whole) * part / c * (c - 1) * w};
+    Traffic t = {layers * (4 + qkv + whole) * (c - 1),
+                 layers * (8 + 3 * qkv + whole) * part / c * (c - 1) * w};
     double rounds = 2 + whole;  // of keys
     if (has(g, "ring"))
-        t.calls = layers * (rounds * (c - 1) + c), t.bytes = layers * 2 * part * (rounds * (c - 1) * w + c * 4);
+        t.calls = layers * (rounds * (c - 1) + c),
+        t.bytes = layers * 2 * part * (rounds * (c - 1) * w + c * 4);
     if (c == 1) t.calls = t.bytes = 0;
     return t;
 }
@@ -409,15 +455,17 @@ static Traffic expected_context(const Grid *g, double all, double N, double w) {
 static Counts expected_traffic(const Grid *g, int micro, size_t width) {
     Counts c;
     memset(&c, 0, sizeof c);
-    double t = g->t, d = g->d, w = (double)width, m = TG / (micro * d), N = micro * TT, X = N * TC * w;
+    double t = g->t, d = g->d, w = (double)width, m = TG / (micro * d), N = micro * TT,
+           X = N * TC * w;
     c.by[CONTEXT][SEND] = expected_context(g, TSTEPS * TG / micro, N, w);
     double steps = TSTEPS, all = steps * d * m, L = TL, messages = 2 * (g->p * g->v - 1);
     bool sp = sequence_parallel(g), again = has(g, "--recompute");
     Traffic *tensor = c.by[TENSOR], layers[NUM_OPS];
     memset(layers, 0, sizeof layers);
-    // Layers: g and f of both halves, forward and backward: 4 all-reduces, and one g more when forward is
-    // recomputed. Under sequence parallelism each is a reduce-scatter and an all-gather; and backward gathers
-    // the layernorms' outputs again, twice a layer, as each rank keeps only its rows of them.
+    // Layers: g and f of both halves, forward and backward: 4 all-reduces, and one g more when
+    // forward is recomputed. Under sequence parallelism each is a reduce-scatter and an
+    // all-gather; and backward gathers the layernorms' outputs again, twice a layer, as each rank
+    // keeps only its rows of them.
     if (!sp) {
         add_all_reduces(&layers[ALL_REDUCE], all * L * (again ? 5 : 4), t, X);
     } else {
@@ -428,30 +476,37 @@ static Counts expected_traffic(const Grid *g, int micro, size_t width) {
         c.layers += layers[op].bytes;
         tensor[op] = layers[op];
     }
-    // Embedding and head: one pair of g and f. The loss: the maximum, then sum and target of each token.
+    // Embedding and head: one pair of g and f. The loss: the maximum, then sum and target of each
+    // token.
     if (!sp) {
         add_all_reduces(&tensor[ALL_REDUCE], all * 2, t, X);
     } else {
         add_halves(&tensor[REDUCE_SCATTER], all * 2, t, X);
         add_halves(&tensor[ALL_GATHER], all * 2, t, X);
-        add_all_reduces(&tensor[ALL_REDUCE], steps * d * (4 * L + 2), t, TC * 4);  // gradients of layernorms
+        add_all_reduces(&tensor[ALL_REDUCE], steps * d * (4 * L + 2), t,
+                        TC * 4);  // gradients of layernorms
     }
     add_all_reduces(&tensor[ALL_REDUCE], all, t, N * 4);
     add_all_reduces(&tensor[ALL_REDUCE], all, t, 2 * N * 4);
-    if (is_data_lesson(g->trainer)) memset(tensor, 0, sizeof c.by[TENSOR]);  // it has no such communicator
-    // A message is sent in t parts, which the receivers gather; under sequence parallelism they stay apart.
+    if (is_data_lesson(g->trainer))
+        memset(tensor, 0, sizeof c.by[TENSOR]);  // it has no such communicator
+    // A message is sent in t parts, which the receivers gather; under sequence parallelism they
+    // stay apart.
     c.by[PIPELINE][SEND].calls = all * messages * t;
     c.by[PIPELINE][SEND].bytes = all * messages * X;
     if (t > 1 && !sp) add_halves(&tensor[ALL_GATHER], all * messages, t, X);
     GPTConfig config = traffic_model();
-    // Gradients in fp32 are reduce-scattered; then weights are gathered, or gradients without ZeRO.
+    // Gradients in fp32 are reduce-scattered; then weights are gathered, or gradients without
+    // ZeRO.
     for (int stage = 0; stage < g->p; stage++) {
         ParamTable table = stage_table(&config, g, stage);
         double after = has(g, "--zero 0") ? 4 : w;
         c.parameters += t * d * (double)table.total;
-        // The two stages sum the tied embedding, bucket 0: with ZeRO each data rank the part that it owns.
+        // The two stages sum the tied embedding, bucket 0: with ZeRO each data rank the part that
+        // it owns.
         double tied = (double)table.buckets[1] * 4 / (has(g, "--zero 0") ? 1 : d);
-        if (g->p > 1 && stage == 0) add_all_reduces(&c.by[EMBEDDING][ALL_REDUCE], steps * t * d, 2, tied);
+        if (g->p > 1 && stage == 0)
+            add_all_reduces(&c.by[EMBEDDING][ALL_REDUCE], steps * t * d, 2, tied);
         for (size_t b = 0; b < table.bucket_count && d > 1; b++) {
             double size = (double)(table.buckets[b + 1] - table.buckets[b]);
             if (size == 0) continue;
@@ -462,48 +517,60 @@ static Counts expected_traffic(const Grid *g, int micro, size_t width) {
         }
         table_free(&table);
     }
-    // The squared norm of each tensor, the loss, and whether data could not be read or a signal came.
+    // The squared norm of each tensor, the loss, and whether data could not be read or a signal
+    // came.
     double world = t * d * g->p;
-    add_all_reduces(&c.by[WORLD][ALL_REDUCE], steps, world, (double)(count_tensors(&config) + 3) * 8);
+    add_all_reduces(&c.by[WORLD][ALL_REDUCE], steps, world,
+                    (double)(count_tensors(&config) + 3) * 8);
     return c;
 }
 
 // One line of the table: bytes per rank by the papers' formulas beside the measured ones.
-static void print_traffic(const Grid *g, int micro, size_t width, const char *name, const Counts *want,
-                          const Counts *got) {
-    double ranks = g->t * g->d * g->p, m = TG / (micro * g->d), bsh = micro * TT * TC * (double)width;
-    double stated = 0, tensor = 0, messages = want->by[PIPELINE][SEND].calls, P = want->parameters / ranks;
+static void print_traffic(const Grid *g, int micro, size_t width, const char *name,
+                          const Counts *want, const Counts *got) {
+    double ranks = g->t * g->d * g->p, m = TG / (micro * g->d),
+           bsh = micro * TT * TC * (double)width;
+    double stated = 0, tensor = 0, messages = want->by[PIPELINE][SEND].calls,
+           P = want->parameters / ranks;
     for (int op = 0; op < NUM_OPS; op++) {
         tensor += got->by[TENSOR][op].bytes;
         stated += want->by[TENSOR][op].bytes;
     }
     tensor = (tensor - stated + want->layers) / (TSTEPS * g->d * m * TL * g->t);
-    double data = got->by[DATA][REDUCE_SCATTER].bytes + got->by[DATA][ALL_GATHER].bytes, w = (double)width;
+    double data = got->by[DATA][REDUCE_SCATTER].bytes + got->by[DATA][ALL_GATHER].bytes,
+           w = (double)width;
     double each = 4 + (has(g, "--zero 0") ? 4 : w);  // bytes a parameter
     if (strcmp(g->trainer, "fsdp") == 0) each = has(g, "--shard 2") ? 4 * m + w : m * (4 + 2 * w);
-    printf("     %-52s %8.0f %8.0f  %8.0f %8.0f  %8.0f %8.0f\n", name, 8 * bsh * (g->t - 1) / g->t, tensor,
-           messages > 0 ? bsh / g->t : 0, messages > 0 ? got->by[PIPELINE][SEND].bytes / messages : 0,
+    printf("     %-52s %8.0f %8.0f  %8.0f %8.0f  %8.0f %8.0f\n", name,
+           8 * bsh * (g->t - 1) / g->t, tensor, messages > 0 ? bsh / g->t : 0,
+           messages > 0 ? got->by[PIPELINE][SEND].bytes / messages : 0,
            (g->d - 1.0) / g->d * P * each, data / ranks / TSTEPS);
 }
 
-// Calls of a tensor rank in forward and in backward, told apart by validation, which is forward alone.
+// Calls of a tensor rank in forward and in backward, told apart by validation, which is forward
+// alone.
 static void check_forward_and_backward(Context *x) {
     static const Layout TWO = {"train_gpt_tp", 2, "--tensor 2"};
-    static const char FLAGS[] = "--layers 4 --heads 4 --channels 32 --vocab 61 --seq 24 --global-batch 8 "
-                                "--micro-batch 1 --steps 1 --train-data golden/train.bin";
+    static const char FLAGS[] =
+        "--layers 4 --heads 4 --channels 32 --vocab 61 --seq 24 --global-batch 8 "
+        "--micro-batch 1 --steps 1 --train-data golden/train.bin";
     Setting count = {"NCCL_TRAFFIC=1", 0};
     Outcome o = run(x->build, &TWO, count, "%s --val-every 0", FLAGS);
     Traffic training = traffic_of(o.err, "tensor", OPS[ALL_REDUCE]);
     bool ok = succeeded(&o);
-    o = run(x->build, &TWO, count, "%s --val-every 1 --val-batches 1 --val-data golden/train.bin", FLAGS);
+    o = run(x->build, &TWO, count, "%s --val-every 1 --val-batches 1 --val-data golden/train.bin",
+            FLAGS);
     Traffic both = traffic_of(o.err, "tensor", OPS[ALL_REDUCE]);
     ok = succeeded(&o) && ok;
-    // Two validations, before and after the step, of as many micro-batches; two all-reduces are the loss's.
+    // Two validations, before and after the step, of as many micro-batches; two all-reduces are
+    // the loss's.
     double forward = (both.calls - training.calls) / (2 * 2 * 8) - 2;
     double backward = training.calls / (2 * 8) - 2 - forward;
     check(&x->check, ok && forward == 2 * 4 + 1 && backward == 2 * 4 + 1,
-          "a micro-batch takes 2 all-reduces a layer and 1 for the embedding forward (%g in all), 2 a layer "
-          "and 1 for the head backward (%g)", forward, backward);
+          "a micro-batch takes 2 all-reduces a layer and 1 for the embedding forward (%g in "
+          "all), 2 a layer "
+          "and 1 for the head backward (%g)",
+          forward, backward);
 }
 
 static void group_traffic(Context *x) {
@@ -511,20 +578,26 @@ static void group_traffic(Context *x) {
     size_t width = x->bf16 ? 2 : 4;
     Setting count = {"NCCL_TRAFFIC=1", 0};
     check_forward_and_backward(x);
-    printf("     Bytes that a rank sends: tensor per layer and micro-batch, pipeline per message, data per "
-           "step.\n     Beyond the tensor formula: recomputing a layer sums once more (x 5/4); under "
-           "sequence parallelism\n     backward gathers the layernorms' outputs again (x 5/4, and recomputed "
-           "x 13/8).\n");
-    printf("     %-52s %17s  %17s  %17s\n     %-52s %8s %8s  %8s %8s  %8s %8s\n", "", "8bsh(t-1)/t", "bsh/t",
-           "2(d-1)/d P", "t x d x p", "formula", "measured", "formula", "measured", "formula", "measured");
+    printf(
+        "     Bytes that a rank sends: tensor per layer and micro-batch, pipeline per message, "
+        "data per "
+        "step.\n     Beyond the tensor formula: recomputing a layer sums once more (x 5/4); "
+        "under "
+        "sequence parallelism\n     backward gathers the layernorms' outputs again (x 5/4, and "
+        "recomputed "
+        "x 13/8).\n");
+    printf("     %-52s %17s  %17s  %17s\n     %-52s %8s %8s  %8s %8s  %8s %8s\n", "",
+           "8bsh(t-1)/t", "bsh/t", "2(d-1)/d P", "t x d x p", "formula", "measured", "formula",
+           "measured", "formula", "measured");
     for (size_t i = 0; i < sizeof TRAFFIC / sizeof *TRAFFIC; i++) {
         const Grid *g = &TRAFFIC[i].grid;
         Started s;
         if (skipped(x, g)) continue;
-        Outcome o = run(x->build, start_of(g, &s), count,
-                        "--layers %d --heads 4 --channels %d --vocab %d --seq %d --global-batch %d "
-                        "--micro-batch %d --steps %d --train-data golden/train.bin --val-every 0", TL, TC, TV,
-                        TT, TG, TRAFFIC[i].micro, TSTEPS);
+        Outcome o =
+            run(x->build, start_of(g, &s), count,
+                "--layers %d --heads 4 --channels %d --vocab %d --seq %d --global-batch %d "
+                "--micro-batch %d --steps %d --train-data golden/train.bin --val-every 0",
+                TL, TC, TV, TT, TG, TRAFFIC[i].micro, TSTEPS);
         Counts want = expected_traffic(g, TRAFFIC[i].micro, width), got;
         char wrong[256] = "";
         memset(&got, 0, sizeof got);
@@ -532,18 +605,19 @@ static void group_traffic(Context *x) {
             for (int op = 0; op < NUM_OPS; op++) {
                 Traffic *a = &want.by[comm][op], *b = &got.by[comm][op];
                 *b = traffic_of(o.err, COMMS[comm], OPS[op]);
-                if (a->bytes + b->bytes == 0 || (a->calls == b->calls && a->bytes == b->bytes)) continue;
-                snprintf(wrong, sizeof wrong, ": %s %s: %.0f calls, %.0f bytes, not %.0f, %.0f", COMMS[comm],
-                         OPS[op], b->calls, b->bytes, a->calls, a->bytes);
+                if (a->bytes + b->bytes == 0 || (a->calls == b->calls && a->bytes == b->bytes))
+                    continue;
+                snprintf(wrong, sizeof wrong, ": %s %s: %.0f calls, %.0f bytes, not %.0f, %.0f",
+                         COMMS[comm], OPS[op], b->calls, b->bytes, a->calls, a->bytes);
             }
         }
         print_traffic(g, TRAFFIC[i].micro, width, s.name, &want, &got);
-        check(&x->check, succeeded(&o) && !*wrong, "%s: calls and bytes, \"counts in bytes\"%s", s.name,
-              wrong);
+        check(&x->check, succeeded(&o) && !*wrong, "%s: calls and bytes, \"counts in bytes\"%s",
+              s.name, wrong);
     }
 }
 
-// ---- group memory: the counts of --dry-run ----------------------------------------------------------------
+// ---- group memory: the counts of --dry-run ---------------------------------------------
 
 typedef struct {
     double weights, gradients, optimizer, activations;  // MiB of rank 0
@@ -563,8 +637,8 @@ static double mebibytes(const char *text, const char *what) {
 static Memory dry_run(Context *x, const Grid *g, const char *model) {
     Started s;
     Outcome o = run(x->build, start_of(g, &s), PLAIN, "%s --dry-run", model);
-    Memory m = {mebibytes(o.out, "weights"), mebibytes(o.out, "gradients"), mebibytes(o.out, "optimizer"),
-                mebibytes(o.out, "activations")};
+    Memory m = {mebibytes(o.out, "weights"), mebibytes(o.out, "gradients"),
+                mebibytes(o.out, "optimizer"), mebibytes(o.out, "activations")};
     if (isnan(m.activations)) printf("     exit code %d: %.600s\n", o.code, o.err);
     outcome_free(&o);
     return m;
@@ -577,7 +651,8 @@ static double rank_elements(const Grid *g, const GPTConfig *config, double *repl
     ParamTable table = stage_table(config, g, 0);
     double total = (double)table.total;
     for (size_t i = 0; i < table.count && replicated; i++) {
-        if (table.tensors[i].spec->split == SPLIT_NONE) *replicated += (double)table.tensors[i].size;
+        if (table.tensors[i].spec->split == SPLIT_NONE)
+            *replicated += (double)table.tensors[i].size;
     }
     table_free(&table);
     return total;
@@ -587,10 +662,12 @@ static void memory_over_tensor(Context *x, double MiB) {
     enum { B = 4, T = 512, C = 1024, NH = 16 };
     GPTConfig config = {8, C, NH, 50257, padded_vocabulary(50257), T, NULL};
     double w = x->bf16 ? 2 : 4, N = B * T;
-    printf("     rank 0 of a model of 8 layers, C = %d, V = 50257, T = %d, micro-batches of %d; MiB\n", C, T,
-           B);
-    printf("     %-34s %9s %9s %9s %9s   activations a layer: measured, formula\n", "", "weights", "formula",
-           "gradients", "optimizer");
+    printf(
+        "     rank 0 of a model of 8 layers, C = %d, V = 50257, T = %d, micro-batches of %d; "
+        "MiB\n",
+        C, T, B);
+    printf("     %-34s %9s %9s %9s %9s   activations a layer: measured, formula\n", "", "weights",
+           "formula", "gradients", "optimizer");
     double alone = 0;
     for (int t = 1; t <= 8; t *= 2) {
         for (int sp = 0; sp < 2; sp++) {
@@ -600,8 +677,9 @@ static void memory_over_tensor(Context *x, double MiB) {
             start_of(&g, &s);
             Memory m = dry_run(x, &g, LARGE "--layers 8 --micro-batch 4");
             Memory half = dry_run(x, &g, LARGE "--layers 4 --micro-batch 4");
-            // ln1, residual2, ln2 and the residual stream are (N, C); qkv, atty, fch and its GELU together
-            // (N, 12 C / t); then the statistics of two layernorms and attention's log-sum-exps.
+            // ln1, residual2, ln2 and the residual stream are (N, C); qkv, atty, fch and its GELU
+            // together (N, 12 C / t); then the statistics of two layernorms and attention's
+            // log-sum-exps.
             double rows = sp ? t : 1, layer = N * C * w * (4 / rows + 12.0 / t) + 16 * N / rows;
             layer += B * NH * (double)T * 4 / t;
             double replicated = 0, elements = rank_elements(&g, &config, &replicated);
@@ -609,9 +687,10 @@ static void memory_over_tensor(Context *x, double MiB) {
             if (t == 1) alone = elements - replicated;
             elements = alone / t + replicated;
             elements /= MiB;
-            printf("     %-34s %9.1f %9.1f %9.1f %9.1f   %12.2f %12.2f\n", s.name, m.weights, elements * w,
-                   m.gradients, m.optimizer, measured, layer / MiB);
-            bool ok = near(m.weights, elements * w, 0.06) && near(m.gradients, elements * 4, 0.06) &&
+            printf("     %-34s %9.1f %9.1f %9.1f %9.1f   %12.2f %12.2f\n", s.name, m.weights,
+                   elements * w, m.gradients, m.optimizer, measured, layer / MiB);
+            bool ok = near(m.weights, elements * w, 0.06) &&
+                      near(m.gradients, elements * 4, 0.06) &&
                       near(m.optimizer, elements * (x->bf16 ? 12 : 8), 0.06) &&
                       near(measured, layer / MiB, 0.01 * measured);
             check(&x->check, ok, "memory %s: 1/t of parameters, gradients and optimizer%s", s.name,
@@ -630,7 +709,8 @@ static void memory_over_recomputation(Context *x, double MiB) {
                 {{"_tp", 4, 1, 1, 1, "--sequence-parallel 1", true}, 1},
                 {{"_pp", 2, 1, 2, 1, "", true}, 2},
                 {{"context", 1, 1, 1, 1, "", true}, 1}};
-    static const char *const HOW[] = {"none", "gelu", "layer", "rest"};  // the last one is train_context's
+    static const char *const HOW[] = {"none", "gelu", "layer",
+                                      "rest"};  // the last one is train_context's
     printf("     activations of rank 0 by --recompute, the same model; MiB\n"
            "     %-34s %9s %9s %9s %9s   formulas of what is saved\n",
            "", HOW[0], HOW[1], HOW[2], HOW[3]);
@@ -638,7 +718,9 @@ static void memory_over_recomputation(Context *x, double MiB) {
         Grid g = ROWS[i].grid;
         double w = x->bf16 ? 2 : 4, N = B * T, rows = sequence_parallel(&g) ? g.t : 1, kept[4];
         double gelu = N * 4 * C * w / g.t / MiB;
-        double layer = (N * C * w * (3 / rows + 12.0 / g.t) + 16 * N / rows + B * NH * (double)T * 4 / g.t) / MiB;
+        double layer =
+            (N * C * w * (3 / rows + 12.0 / g.t) + 16 * N / rows + B * NH * (double)T * 4 / g.t) /
+            MiB;
         double attention = (N * C * w / g.t + B * NH * (double)T * 4 / g.t) / MiB;
         double shared = ROWS[i].in_flight * (L / g.p) - 1;
         bool rest = strcmp(g.trainer, "context") == 0;
@@ -648,18 +730,22 @@ static void memory_over_recomputation(Context *x, double MiB) {
         for (int how = 0; how < (rest ? 4 : 3); how++) {
             snprintf(flags, sizeof flags, "%s --recompute %s", ROWS[i].grid.flags, HOW[how]);
             g.flags = flags;
-            kept[how] = dry_run(x, &g, LARGE "--layers 8 --micro-batch 4 --global-batch 16").activations;
+            kept[how] =
+                dry_run(x, &g, LARGE "--layers 8 --micro-batch 4 --global-batch 16").activations;
         }
         g.flags = ROWS[i].grid.flags;
         start_of(&g, &s);
         snprintf(name, sizeof name, "%s", s.name);
         if (!rest) kept[3] = kept[2] + shared * attention;
-        printf("     %-34s %9.1f %9.1f %9.1f %9.1f   %.1f %.1f %.1f\n", name, kept[0], kept[1], kept[2], kept[3],
-               shared * gelu, shared * layer, shared * (layer - attention));
-        check(&x->check, near(kept[0] - kept[1], shared * gelu, 0.11) &&
-              near(kept[0] - kept[2], shared * layer, 0.11) && near(kept[3] - kept[2], shared * attention, 0.11),
-              "memory %s: --recompute gelu saves the GELU of %g layers, layer all but their inputs%s", name, shared,
-              rest ? ", rest keeps attention's output and lse" : "");
+        printf("     %-34s %9.1f %9.1f %9.1f %9.1f   %.1f %.1f %.1f\n", name, kept[0], kept[1],
+               kept[2], kept[3], shared * gelu, shared * layer, shared * (layer - attention));
+        check(&x->check,
+              near(kept[0] - kept[1], shared * gelu, 0.11) &&
+                  near(kept[0] - kept[2], shared * layer, 0.11) &&
+                  near(kept[3] - kept[2], shared * attention, 0.11),
+              "memory %s: --recompute gelu saves the GELU of %g layers, layer all but their "
+              "inputs%s",
+              name, shared, rest ? ", rest keeps attention's output and lse" : "");
     }
 }
 
@@ -675,18 +761,21 @@ static void memory_over_data(Context *x, double MiB) {
             double elements = rank_elements(&g, &config, NULL) / MiB;
             double formula = elements * (x->bf16 ? 12 : 8) / (zero ? d : 1);
             printf("     %-54s %9.1f %9.1f\n", s.name, m.optimizer, formula);
-            check(&x->check, near(m.optimizer, formula, 0.06) && near(m.gradients, elements * 4, 0.06),
-                  "memory %s: %s", s.name, zero ? "1/d of the optimizer" : "all of the optimizer");
+            check(&x->check,
+                  near(m.optimizer, formula, 0.06) && near(m.gradients, elements * 4, 0.06),
+                  "memory %s: %s", s.name,
+                  zero ? "1/d of the optimizer" : "all of the optimizer");
         }
     }
 }
 
-// train_fsdp keeps 1/d of all, and windows: for the gradients of two layers, the embeddings and ln_f, and for as many
-// weights, or with --shard 2 for all of them.
+// train_fsdp keeps 1/d of all, and windows: for the gradients of two layers, the embeddings and
+// ln_f, and for as many weights, or with --shard 2 for all of them.
 static void memory_over_shards(Context *x, double MiB) {
     GPTConfig config = {8, 1024, 16, 50257, padded_vocabulary(50257), 512, NULL};
     double w = x->bf16 ? 2 : 4;
-    printf("     train_fsdp; MiB%43s weights   formula gradients   formula optimizer   formula\n", "");
+    printf("     train_fsdp; MiB%43s weights   formula gradients   formula optimizer   formula\n",
+           "");
     for (int d = 1; d <= 8 && d <= max_ranks(x); d *= 2) {
         for (int shard = 2; shard < 4; shard++) {
             Grid g = {"fsdp", 1, d, 1, 1, shard == 2 ? "--shard 2" : "--shard 3", true};
@@ -694,11 +783,13 @@ static void memory_over_shards(Context *x, double MiB) {
             start_of(&g, &s);
             Memory m = dry_run(x, &g, LARGE "--layers 8 --micro-batch 1 --global-batch 8");
             ParamTable table = stage_table(&config, &g, 0);
-            double all = (double)table.total / MiB, layer = (double)(table.buckets[3] - table.buckets[2]) / MiB;
+            double all = (double)table.total / MiB,
+                   layer = (double)(table.buckets[3] - table.buckets[2]) / MiB;
             double two = d > 1 ? all - 6 * layer : 0, weights = d > 1 && shard == 2 ? all : two;
-            double want[3] = {(all / d + weights) * w, (all / d + two) * 4, all / d * (x->bf16 ? 12 : 8)};
-            printf("     %-54s %9.1f %9.1f %9.1f %9.1f %9.1f %9.1f\n", s.name, m.weights, want[0], m.gradients,
-                   want[1], m.optimizer, want[2]);
+            double want[3] = {(all / d + weights) * w, (all / d + two) * 4,
+                              all / d * (x->bf16 ? 12 : 8)};
+            printf("     %-54s %9.1f %9.1f %9.1f %9.1f %9.1f %9.1f\n", s.name, m.weights, want[0],
+                   m.gradients, want[1], m.optimizer, want[2]);
             check(&x->check, near(m.weights, want[0], 0.06) && near(m.gradients, want[1], 0.06) &&
                   near(m.optimizer, want[2], 0.06), "memory %s: 1/d of all, and windows", s.name);
             table_free(&table);
@@ -711,8 +802,10 @@ static void memory_over_schedules(Context *x) {
     enum { P = 4 };
     double gpipe[3] = {0, 0, 0}, one[3] = {0, 0, 0}, interleaved[3] = {0, 0, 0};
     if (P > max_ranks(x)) return;
-    printf("     activations of stage 0 of %d, 8 layers, C = 1024, T = 512; MiB\n     %-14s %9s %9s %9s\n", P,
-           "micro-batches", "gpipe", "1f1b", "v = 2");
+    printf(
+        "     activations of stage 0 of %d, 8 layers, C = 1024, T = 512; MiB\n     %-14s %9s %9s "
+        "%9s\n",
+        P, "micro-batches", "gpipe", "1f1b", "v = 2");
     for (int i = 0; i < 3; i++) {
         char model[160];
         snprintf(model, sizeof model, LARGE "--layers 8 --micro-batch 1 --global-batch %d", P << i);
@@ -726,19 +819,24 @@ static void memory_over_schedules(Context *x) {
         printf("     %-14d %9.1f %9.1f %9.1f\n", P << i, gpipe[i], one[i], interleaved[i]);
     }
     double slot = (gpipe[2] - gpipe[1]) / (2 * P);  // one micro-batch
-    check(&x->check, near(one[0], gpipe[0], 0.11) && near(one[1], one[0], 0.11) && near(one[2], one[0], 0.11),
-          "memory: 1F1B keeps as much for %d and %d micro-batches as for %d", 2 * P, 4 * P, P);
+    check(
+        &x->check,
+        near(one[0], gpipe[0], 0.11) && near(one[1], one[0], 0.11) && near(one[2], one[0], 0.11),
+        "memory: 1F1B keeps as much for %d and %d micro-batches as for %d", 2 * P, 4 * P, P);
     check(&x->check, near(gpipe[1] - gpipe[0], P * slot, 0.21) && slot > 1,
           "memory: GPipe keeps %.1f MiB more for each micro-batch", slot);
-    // 2 (p - 1) + (v - 1) p + 1 chunks in flight, of half the layers; each keeps its output (N, C) too.
+    // 2 (p - 1) + (v - 1) p + 1 chunks in flight, of half the layers; each keeps its output (N,
+    // C) too.
     double output = 512 * 1024 * (x->bf16 ? 2 : 4) / 1048576.0, half = (slot - output) / 2 + output;
-    check(&x->check, near(interleaved[2] - one[2], 11 * half - 4 * slot, 0.6) &&
-          near(interleaved[2], interleaved[1], 0.21), "memory: interleaved 1F1B keeps 11 half micro-batches");
+    check(&x->check,
+          near(interleaved[2] - one[2], 11 * half - 4 * slot, 0.6) &&
+              near(interleaved[2], interleaved[1], 0.21),
+          "memory: interleaved 1F1B keeps 11 half micro-batches");
 }
 
-// A split backward keeps, for each layer of each micro-batch in flight the gradients of its output and of
-// residual2, (N, C) each, of fch (N, 4C) and of qkv (N, 3C). zb-h1 has p micro-batches in flight, zb-auto as many as it
-// is allowed, at most 2p of itself.
+// A split backward keeps, for each layer of each micro-batch in flight the gradients of its
+// output and of residual2, (N, C) each, of fch (N, 4C) and of qkv (N, 3C). zb-h1 has p
+// micro-batches in flight, zb-auto as many as it is allowed, at most 2p of itself.
 static void memory_over_halves(Context *x) {
     enum { P = 4, M = 16, LAYERS = 2 };  // of a stage
     if (P > max_ranks(x)) return;
@@ -755,9 +853,11 @@ static void memory_over_halves(Context *x) {
     double full = dry_run(x, &g, model).activations;
     g.flags = "--schedule zb-auto --max-in-flight 4";
     double limited = dry_run(x, &g, model).activations;
-    printf("     1f1b %.1f, zb-h1 %.1f, zb-auto %.1f, with 4 in flight %.1f MiB\n", one, h1, full, limited);
+    printf("     1f1b %.1f, zb-h1 %.1f, zb-auto %.1f, with 4 in flight %.1f MiB\n", one, h1, full,
+           limited);
     double kept = P * halves - 7 * output;  // 1F1B has one buffer for the gradients of fch and qkv
-    check(&x->check, near(h1 - one, kept, 0.3), "memory: zb-h1 keeps 9 (N, C) more a layer than 1F1B: %.1f MiB", kept);
+    check(&x->check, near(h1 - one, kept, 0.3),
+          "memory: zb-h1 keeps 9 (N, C) more a layer than 1F1B: %.1f MiB", kept);
     check(&x->check, near(full - h1, P * (slot + halves), 0.6) && near(limited, h1, 0.2),
           "memory: zb-auto keeps 2p micro-batches, or p if it must");
 }
@@ -770,20 +870,24 @@ static void group_memory(Context *x) {
     memory_over_shards(x, MiB);
     memory_over_schedules(x);
     memory_over_halves(x);
-    // Weights, optimizer, activations and logits all beyond 2^31 bytes, the last two beyond 2^31 elements.
+    // Weights, optimizer, activations and logits all beyond 2^31 bytes, the last two beyond 2^31
+    // elements.
     Grid g = {"", 1, 1, 1, 1, "", true};
     GPTConfig xl = {48, 1600, 25, 50257, padded_vocabulary(50257), 1024, NULL};
     Memory m = dry_run(x, &g, "--model d48 --seq 1024 --micro-batch 64");
     double w = x->bf16 ? 2 : 4, N = 64 * 1024, elements = rank_elements(&g, &xl, NULL);
     double acts = N * 1600 * w * 16 * 48 + 64.0 * 25 * 1024 * 4 * 48 + N * 50304 * w;
-    check(&x->check, near(m.weights, elements * w / MiB, 0.06) && m.activations > acts / MiB &&
-          m.activations < 1.1 * acts / MiB,
-          "\"int overflow\": d48 with 64 x 1024 tokens needs %.0f and %.0f MiB", m.weights, m.activations);
+    check(&x->check,
+          near(m.weights, elements * w / MiB, 0.06) && m.activations > acts / MiB &&
+              m.activations < 1.1 * acts / MiB,
+          "\"int overflow\": d48 with 64 x 1024 tokens needs %.0f and %.0f MiB", m.weights,
+          m.activations);
 }
 
-// ---- group orders: any order of streams, any delay of messages ------------------------------------------
+// ---- group orders: any order of streams, any delay of messages -------------------------
 
-// Each seed is five steps of orders: with more seeds of fewer steps most of the time would be starting.
+// Each seed is five steps of orders: with more seeds of fewer steps most of the time would be
+// starting.
 typedef struct {
     Grid grid;
     const char *env;  // %d: the seed
@@ -825,9 +929,12 @@ static void group_orders(Context *x) {
             if (seed) snprintf(env, sizeof env, order->env, seed, seed);
             remove_tree(out);
             remove("log");
-            same = runs(x, layout, env, "--init golden --train-data golden/train.bin --seq 24 "
-                        "--global-batch 8 --micro-batch 1 --steps 5 --val-every 0 --log log --out %s "
-                        "--dump-gradients %s.gradients", out, out);
+            same = runs(
+                x, layout, env,
+                "--init golden --train-data golden/train.bin --seq 24 "
+                "--global-batch 8 --micro-batch 1 --steps 5 --val-every 0 --log log --out %s "
+                "--dump-gradients %s.gradients",
+                out, out);
             Log log = read_log("log");
             if (!seed) base = log;
             same = same && same_log(&log, &base) &&
@@ -836,12 +943,14 @@ static void group_orders(Context *x) {
             if (!same) printf("     %s\n", env);
         }
         bool ring = order->grid.v > 1 && order->grid.p == 2;
-        check(&x->check, same, "%s: the same bits for %d seeds of %s; \"order of send and receive\", "
-              "\"stream race\"%s", s.name, seeds, order->env, ring ? ", \"p = 2 interleaved\"" : "");
+        check(&x->check, same,
+              "%s: the same bits for %d seeds of %s; \"order of send and receive\", "
+              "\"stream race\"%s",
+              s.name, seeds, order->env, ring ? ", \"p = 2 interleaved\"" : "");
     }
 }
 
-// ---- group between: validation, samples and traces ------------------------------------------------------
+// ---- group between: validation, samples and traces -------------------------------------
 
 static void group_between(Context *x) {
     static const Grid GRIDS[] = {
@@ -873,8 +982,11 @@ static void group_between(Context *x) {
         bool ok = runs(x, layout, "", "%s --val-every 0", BYTES);
         Log plain = read_log("log");
         remove("log");
-        Outcome o = run(x->build, layout, PLAIN, "%s --val-data bytes.bin --val-every 2 --val-batches 2 "
-                        "--sample-every 3 --sample-tokens 24 --prompt Once~upon --trace trace.json", BYTES);
+        Outcome o =
+            run(x->build, layout, PLAIN,
+                "%s --val-data bytes.bin --val-every 2 --val-batches 2 "
+                "--sample-every 3 --sample-tokens 24 --prompt Once~upon --trace trace.json",
+                BYTES);
         const char *sample = strstr(o.out, "sample: Once upon");
         size_t length = sample ? strcspn(sample, "\n") : 0;
         bool says = length > strlen("sample: Once upon"), as_one_rank = true;
@@ -884,25 +996,30 @@ static void group_between(Context *x) {
         Log log = read_log("log");
         if (i == 0) first = log;
         double worst = log.vals == 3 ? 0 : INFINITY;
-        for (size_t k = 0; k < log.vals; k++) worst = fmax(worst, relative(log.val[k], first.val[k]));
+        for (size_t k = 0; k < log.vals; k++)
+            worst = fmax(worst, relative(log.val[k], first.val[k]));
         check(&x->check, ok && same_log(&plain, &log),
               "%s: validation and samples leave training alone, \"accumulator not reset\"", s.name);
         check(&x->check, worst <= bounds(x, &ref.config).loss,
               "%s: validation losses are those of one rank, %.1e", s.name, worst);
-        check(&x->check, says && (x->bf16 || as_one_rank), "%s: the sample is that of one rank", s.name);
+        check(&x->check, says && (x->bf16 || as_one_rank), "%s: the sample is that of one rank",
+              s.name);
         TracedRun traced = {g->t * g->d, g->p, g->v, 4 / g->d, 4};
         Error why = {""};
         ok = trace_check("trace.json", &traced, &why);
-        check(&x->check, ok, "%s: --trace has every step of every rank, and every message twice %s", s.name, why.text);
+        check(&x->check, ok,
+              "%s: --trace has every step of every rank, and every message twice %s", s.name,
+              why.text);
     }
     free(tokens);
     reference_free(&ref);
 }
 
-// ---- group bubble: the schedules in the order in which they ran -----------------------------------------
+// ---- group bubble: the schedules in the order in which they ran ------------------------
 
-// The trace of a run, played again with the mean durations of its steps and free messages, as the ranks share cores.
-// The bubble of a split backward depends on the times of its halves: here forward and both halves take the same.
+// The trace of a run, played again with the mean durations of its steps and free messages, as the
+// ranks share cores. The bubble of a split backward depends on the times of its halves: here
+// forward and both halves take the same.
 static void group_bubble(Context *x) {
     static const Grid GRIDS[] = {
         {"_pp", 1, 1, 4, 1, "--schedule gpipe", true},
@@ -919,12 +1036,15 @@ static void group_bubble(Context *x) {
         Started s;
         if (skipped(x, &GRIDS[i])) continue;
         remove("trace.json");
-        bool ok = runs(x, start_of(&GRIDS[i], &s), "", "--init eight --train-data golden/train.bin --seq 24 "
-                       "--global-batch 8 --micro-batch 1 --steps 5 --val-every 0 --trace trace.json");
+        bool ok =
+            runs(x, start_of(&GRIDS[i], &s), "",
+                 "--init eight --train-data golden/train.bin --seq 24 "
+                 "--global-batch 8 --micro-batch 1 --steps 5 --val-every 0 --trace trace.json");
         double bubble = NAN, formula = NAN, base = 3.0 / (8 * GRIDS[i].v);
         bool halves = has(&GRIDS[i], "zb");
         double want = halves ? base / 3 : base;
-        snprintf(command, sizeof command, "'%s/../tools/timeline' --step 4 %s --out step.svg trace.json 2>&1", x->build,
+        snprintf(command, sizeof command,
+                 "'%s/../tools/timeline' --step 4 %s --out step.svg trace.json 2>&1", x->build,
                  halves ? "--costs 1,1,1" : "--retime");
         FILE *tool = ok ? popen(command, "r") : NULL;
         while (tool && fgets(line, sizeof line, tool)) {
@@ -932,13 +1052,14 @@ static void group_bubble(Context *x) {
             if (at) sscanf(at, "bubble %lf, formula %lf", &bubble, &formula);
         }
         ok = tool && pclose(tool) == 0;
-        // The order is the schedule's and the durations are means: nothing is left that could differ.
+        // The order is the schedule's and the durations are means: nothing is left that could
+        // differ.
         check(&x->check, ok && fabs(bubble - want) <= 1e-3 * want && fabs(formula - base) < 1e-4,
               "%s: bubble %.4f, formula %.4f (bound 1e-3)", s.name, bubble, want);
     }
 }
 
-// ---- group refusals -------------------------------------------------------------------------------------
+// ---- group refusals --------------------------------------------------------------------
 
 #define DATA "--train-data golden/train.bin "
 #define SIZES "--seq 24 --global-batch 8 --micro-batch 1 --steps 2 --val-every 0 "
@@ -952,53 +1073,153 @@ typedef struct {
     const char *says;
 } Refusal;
 
-// What options.h and pipeline.h refuse for every trainer alike is in test_options.c and test_pipeline.c.
+// What options.h and pipeline.h refuse for every trainer alike is in test_options.c and
+// test_pipeline.c.
 static const Refusal REFUSALS[] = {
-    {"heads, before any memory", {"train_gpt_tp", 3, ""},
-     DATA "--layers 5000 --heads 1024 --channels 65536", 2, "1024 heads"},
+    {"heads, before any memory",
+     {"train_gpt_tp", 3, ""},
+     DATA "--layers 5000 --heads 1024 --channels 65536",
+     2,
+     "1024 heads"},
     {"ranks that are not t", {"train_gpt_tp", 3, "--tensor 2"}, GOOD, 2, "--tensor 2"},
     {"a flag of pipelines", {"train_gpt_tp", 2, "--pipeline 2"}, GOOD, 2, "train_gpt_pp"},
     {"ranks that are not t * p", {"train_gpt_pp", 3, "--tensor 2"}, GOOD, 2, "--tensor 2"},
     {"a flag of data parallelism", {"train_gpt_pp", 2, "--zero 1"}, GOOD, 2, "train_gpt_3d"},
-    {"a flag that data parallelism lacks", {"train_data", 2, "--tensor 2"}, GOOD, 2, "train_gpt_tp"},
-    {"one that it has", {"train_gpt", 1, "--overlap 0"}, GOOD, 2, "--overlap is for train_gpt_3d"},
+    {"a flag that data parallelism lacks",
+     {"train_data", 2, "--tensor 2"},
+     GOOD,
+     2,
+     "train_gpt_tp"},
+    {"one that it has",
+     {"train_gpt", 1, "--overlap 0"},
+     GOOD,
+     2,
+     "--overlap is for train_gpt_3d"},
     {"ranks that are not d", {"train_data", 2, "--data 4"}, GOOD, 2, "--data 4"},
     {"everything on every rank", {"train_fsdp", 2, "--zero 0"}, GOOD, 2, "train_data"},
-    {"a stage that is another lesson", {"train_fsdp", 2, "--shard 1"}, GOOD, 2, "--shard must be one of 2|3"},
-    {"a flag of one lesson alone", {"train_data", 2, "--shard 3"}, GOOD, 2, "unknown flag '--shard'"},
-    {"layers of too few stages", {"train_gpt_pp", 4, "--layers-per-stage 2,2"}, GOOD, 2, "4 numbers"},
-    {"layers that do not sum", {"train_gpt_pp", 2, "--layers-per-stage 2,1"}, GOOD, 2, "the 4 layers"},
-    {"a chunk without layers", {"train_gpt_3d", 2, "--pipeline 2 --virtual 2 --layers-per-stage 3,1"}, GOOD, 2,
+    {"a stage that is another lesson",
+     {"train_fsdp", 2, "--shard 1"},
+     GOOD,
+     2,
+     "--shard must be one of 2|3"},
+    {"a flag of one lesson alone",
+     {"train_data", 2, "--shard 3"},
+     GOOD,
+     2,
+     "unknown flag '--shard'"},
+    {"layers of too few stages",
+     {"train_gpt_pp", 4, "--layers-per-stage 2,2"},
+     GOOD,
+     2,
+     "4 numbers"},
+    {"layers that do not sum",
+     {"train_gpt_pp", 2, "--layers-per-stage 2,1"},
+     GOOD,
+     2,
+     "the 4 layers"},
+    {"a chunk without layers",
+     {"train_gpt_3d", 2, "--pipeline 2 --virtual 2 --layers-per-stage 3,1"},
+     GOOD,
+     2,
      "2 or more"},
-    {"layers that are no numbers", {"train_gpt_pp", 2, "--layers-per-stage 2;2"}, GOOD, 2, "2 numbers"},
-    {"layers of stages without stages", {"train_gpt_tp", 2, "--layers-per-stage 4"}, GOOD, 2, "train_gpt_pp"},
+    {"layers that are no numbers",
+     {"train_gpt_pp", 2, "--layers-per-stage 2;2"},
+     GOOD,
+     2,
+     "2 numbers"},
+    {"layers of stages without stages",
+     {"train_gpt_tp", 2, "--layers-per-stage 4"},
+     GOOD,
+     2,
+     "train_gpt_pp"},
     {"m", {"train_gpt_pp", 2, "--virtual 2"}, GOOD "--micro-batch 8", 2, "multiple of 2"},
-    {"parts that do not divide the data ranks", {"train_context", 3, "--context 2"}, GOOD, 2, "--context 2"},
-    {"parts that do not divide the heads", {"train_context", 3, "--context 3"}, GOOD, 2, "--context-by ring"},
-    {"\"lengths that 2c does not divide\"", {"train_context", 8, "--context 8 --context-by ring"}, GOOD, 2, "--seq 24"},
-    {"blocks of masks that parts cut", {"train_context", 2, "--context 2 --context-by ring --dropout 0.1"}, GOOD, 2,
+    {"parts that do not divide the data ranks",
+     {"train_context", 3, "--context 2"},
+     GOOD,
+     2,
+     "--context 2"},
+    {"parts that do not divide the heads",
+     {"train_context", 3, "--context 3"},
+     GOOD,
+     2,
+     "--context-by ring"},
+    {"\"lengths that 2c does not divide\"",
+     {"train_context", 8, "--context 8 --context-by ring"},
+     GOOD,
+     2,
+     "--seq 24"},
+    {"blocks of masks that parts cut",
+     {"train_context", 2, "--context 2 --context-by ring --dropout 0.1"},
+     GOOD,
+     2,
      "multiple of 8"},
-    {"no such schedule file", {"train_gpt_pp", 2, "--schedule-file nowhere.txt"}, GOOD, 2, "nowhere.txt"},
-    {"a file for other stages", {"train_gpt_pp", 3, "--schedule-file two.txt"}, GOOD, 2, "is for 2 stages"},
-    {"a file for other micro-batches", {"train_gpt_pp", 2, "--schedule-file two.txt"}, GOOD, 2, "2 micro-batches and"},
-    {"a file for other chunks", {"train_gpt_pp", 2, "--schedule-file two.txt --virtual 2"}, GOOD "--global-batch 2", 2,
+    {"no such schedule file",
+     {"train_gpt_pp", 2, "--schedule-file nowhere.txt"},
+     GOOD,
+     2,
+     "nowhere.txt"},
+    {"a file for other stages",
+     {"train_gpt_pp", 3, "--schedule-file two.txt"},
+     GOOD,
+     2,
+     "is for 2 stages"},
+    {"a file for other micro-batches",
+     {"train_gpt_pp", 2, "--schedule-file two.txt"},
+     GOOD,
+     2,
+     "2 micro-batches and"},
+    {"a file for other chunks",
+     {"train_gpt_pp", 2, "--schedule-file two.txt --virtual 2"},
+     GOOD "--global-batch 2",
+     2,
      "here are 2, 2 and 2"},
-    {"a list that hangs", {"train_gpt_3d", 2, "--pipeline 2 --schedule-file hangs.txt"}, GOOD "--global-batch 2", 2,
+    {"a list that hangs",
+     {"train_gpt_3d", 2, "--pipeline 2 --schedule-file hangs.txt"},
+     GOOD "--global-batch 2",
+     2,
      "deadlock"},
-    {"weight steps elsewhere", {"train_gpt_pp", 2, "--schedule-file order.txt"}, GOOD "--global-batch 2", 2,
+    {"weight steps elsewhere",
+     {"train_gpt_pp", 2, "--schedule-file order.txt"},
+     GOOD "--global-batch 2",
+     2,
      "train_zero_bubble"},
-    {"halves elsewhere", {"train_gpt_3d", 2, "--pipeline 2 --schedule zb-h1"}, GOOD, 2, "train_zero_bubble"},
-    {"a file and a name", {"train_gpt_pp", 2, "--schedule-file two.txt --schedule 1f1b"}, GOOD, 2, "exclude"},
+    {"halves elsewhere",
+     {"train_gpt_3d", 2, "--pipeline 2 --schedule zb-h1"},
+     GOOD,
+     2,
+     "train_zero_bubble"},
+    {"a file and a name",
+     {"train_gpt_pp", 2, "--schedule-file two.txt --schedule 1f1b"},
+     GOOD,
+     2,
+     "exclude"},
     {"ranks that are not t * d * p", {"train_gpt_3d", 6, "--tensor 4"}, GOOD, 2, "--tensor 4"},
     {"the order", {"train_gpt_3d", 2, "--order tdd"}, GOOD, 2, "--order"},
-    {"no training data", {"train_gpt_3d", 4, "--tensor 2"}, "--init golden " SIZES, 2, "--train-data"},
-    {"no such checkpoint", {"train_gpt_3d", 4, "--tensor 2"}, "--resume nowhere " DATA SIZES, 2, "nowhere"},
-    {"a model that does not fit", {"train_gpt_3d", 2, "--tensor 2"},
-     DATA "--layers 5000 --heads 1024 --channels 65536", 2, "does not fit"},
-    {"a token that one data rank meets", {"train_gpt_3d", 4, "--data 4"},
-     "--init golden --train-data token.bin " SIZES, 1, "token.bin"},
-    {"a loss that is not finite", {"train_gpt_3d", 4, "--tensor 2 --pipeline 2"},
-     GOOD "--lr 1000 --lr-final 1 --clip 0 --weight-decay 1000 --steps 60", 1, "step"},
+    {"no training data",
+     {"train_gpt_3d", 4, "--tensor 2"},
+     "--init golden " SIZES,
+     2,
+     "--train-data"},
+    {"no such checkpoint",
+     {"train_gpt_3d", 4, "--tensor 2"},
+     "--resume nowhere " DATA SIZES,
+     2,
+     "nowhere"},
+    {"a model that does not fit",
+     {"train_gpt_3d", 2, "--tensor 2"},
+     DATA "--layers 5000 --heads 1024 --channels 65536",
+     2,
+     "does not fit"},
+    {"a token that one data rank meets",
+     {"train_gpt_3d", 4, "--data 4"},
+     "--init golden --train-data token.bin " SIZES,
+     1,
+     "token.bin"},
+    {"a loss that is not finite",
+     {"train_gpt_3d", 4, "--tensor 2 --pipeline 2"},
+     GOOD "--lr 1000 --lr-final 1 --clip 0 --weight-decay 1000 --steps 60",
+     1,
+     "step"},
 };
 
 // Schedules in files, each but the first with one mistake.
@@ -1027,7 +1248,7 @@ static void group_refusals(Context *x) {
     check(&x->check, !file_exists("nowhere"), "refusals leave nothing behind");
 }
 
-// ---- main -----------------------------------------------------------------------------------------------
+// ---- main ------------------------------------------------------------------------------
 
 static const Group GROUPS[] = {
     {"checkpoints", group_checkpoints},  // written by one layout, resumed by another

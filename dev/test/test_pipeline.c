@@ -1,6 +1,7 @@
-// test_pipeline.c: proves the schedules of llmc/pipeline.h and zero_bubble.h, those of text files, and the rules by
-// which a trainer executes them, for all legal p <= 16, m <= 64, v <= 8 (fewer with a sanitizer, and fewer m with a
-// split backward), and shows that wrong lists and wrong rules are noticed.
+// test_pipeline.c: proves the schedules of llmc/pipeline.h and zero_bubble.h, those of text
+// files, and the rules by which a trainer executes them, for all legal p <= 16, m <= 64, v <= 8
+// (fewer with a sanitizer, and fewer m with a split backward), and shows that wrong lists and
+// wrong rules are noticed.
 #include <stdio.h>
 #include <time.h>
 
@@ -26,8 +27,14 @@ static Lists lists_make(Schedule schedule, int p, int m, int v) {
 }
 
 // Runs the lists on streams and releases them; complete, wrong and makespan stay in the Machine.
-static Machine machine_try(const Lists *l, size_t buffers, const PipelineTimes *times, uint64_t order) {
-    Machine mc = {.p = l->p, .m = l->m, .v = l->v, .buffers = buffers, .stream_of = {0, 1, 2, 3, 4}, .order = order};
+static Machine machine_try(const Lists *l, size_t buffers, const PipelineTimes *times,
+                           uint64_t order) {
+    Machine mc = {.p = l->p,
+                  .m = l->m,
+                  .v = l->v,
+                  .buffers = buffers,
+                  .stream_of = {0, 1, 2, 3, 4},
+                  .order = order};
     memcpy(mc.cost, times->step, sizeof mc.cost);
     mc.transfer = times->transfer;
     machine_run(&mc, l);
@@ -43,9 +50,21 @@ static double end_of_run(const Lists *l, size_t buffers, const PipelineTimes *ti
     return end;
 }
 
-// ---- all sizes ------------------------------------------------------------------------------------------------------
+// ---- all sizes -------------------------------------------------------------------------
 
-enum { PROVED, ONE_BUFFER, FLIGHT, MESSAGES, STREAMS, SAME, BUBBLE, WORSE, SLOWER, RANDOM, PROPERTIES };
+enum {
+    PROVED,
+    ONE_BUFFER,
+    FLIGHT,
+    MESSAGES,
+    STREAMS,
+    SAME,
+    BUBBLE,
+    WORSE,
+    SLOWER,
+    RANDOM,
+    PROPERTIES
+};
 
 static const char *const PROPERTY[PROPERTIES] = {
     "each step once, inputs first, link orders equal, no deadlock",
@@ -54,8 +73,10 @@ static const char *const PROPERTY[PROPERTIES] = {
     "2 m (p v - 1) messages",
     "streams with rendezvous messages come to the right end",
     "streams and the walk give every step the same times",
-    "the bubble is the formula's: (p-1)/(v m); zb-h1 from m = p on (p-1)(T_F+T_B-T_W) / (m (T_F+T_B+T_W)); with "
-    "zb-auto, equal times, 2p in flight and m from 2p on no stage idles in its own span; none beats (p-1) T_F",
+    "the bubble is the formula's: (p-1)/(v m); zb-h1 from m = p on (p-1)(T_F+T_B-T_W) / (m "
+    "(T_F+T_B+T_W)); with "
+    "zb-auto, equal times, 2p in flight and m from 2p on no stage idles in its own span; none "
+    "beats (p-1) T_F",
     "the bubble is never larger than that of 1f1b",
     "two buffers lose no time against unlimited ones",
     "random orders of streams end alike",
@@ -68,7 +89,8 @@ typedef struct {
 
 static void expect(Sweep *w, int property, bool good, const Lists *l, const char *what) {
     if (good) return;
-    if (!w->first[0]) snprintf(w->first, sizeof w->first, "p=%d m=%d v=%d: %s", l->p, l->m, l->v, what);
+    if (!w->first[0])
+        snprintf(w->first, sizeof w->first, "p=%d m=%d v=%d: %s", l->p, l->m, l->v, what);
     w->bad[property]++;
 }
 
@@ -99,7 +121,8 @@ static void sweep_lists(Sweep *w, Schedule schedule, const Lists *l, int limit) 
         }
     }
     expect(w, MESSAGES, messages == (size_t)2 * l->m * (l->p * l->v - 1), l, "messages");
-    for (uint64_t seed = 1; seed <= 10 && l->p * l->m * l->v <= 128; seed++) {  // also with a single buffer
+    for (uint64_t seed = 1; seed <= 10 && l->p * l->m * l->v <= 128;
+         seed++) {  // also with a single buffer
         const PipelineTimes times = {{1, 1, 1}, 0.25, NULL};
         Machine mc = machine_try(l, 1 + seed % 2, &times, seed);
         bool same = fabs(mc.makespan - end_of_run(l, 1 + seed % 2, &times)) < 1e-9;
@@ -108,9 +131,14 @@ static void sweep_lists(Sweep *w, Schedule schedule, const Lists *l, int limit) 
 }
 
 // One run: streams and walk must agree, and the bubble be the formula's.
-static void sweep_times(Sweep *w, Schedule schedule, const Lists *l, const double *cost, int limit) {
+static void sweep_times(Sweep *w, Schedule schedule, const Lists *l, const double *cost,
+                        int limit) {
     const PipelineTimes times = {{cost[0], cost[1], cost[2]}, 0, NULL};
-    Machine mc = {.p = l->p, .m = l->m, .v = l->v, .buffers = PIPELINE_BUFFERS, .stream_of = {0, 1, 2, 3, 4}};
+    Machine mc = {.p = l->p,
+                  .m = l->m,
+                  .v = l->v,
+                  .buffers = PIPELINE_BUFFERS,
+                  .stream_of = {0, 1, 2, 3, 4}};
     memcpy(mc.cost, cost, sizeof mc.cost);
     w->cases++;
     machine_run(&mc, l);
@@ -121,20 +149,26 @@ static void sweep_times(Sweep *w, Schedule schedule, const Lists *l, const doubl
     for (int s = 0; same && s < l->p; s++)
         for (size_t i = 0; i < l->counts[s]; i++) {
             const StreamOp *op = &machine_stream(&mc, s, STREAM_COMPUTE)->ops[i];
-            same = same && fabs(op->start - run.steps[s][i].start) + fabs(op->end - run.steps[s][i].end) < 1e-9;
+            same = same &&
+                   fabs(op->start - run.steps[s][i].start) + fabs(op->end - run.steps[s][i].end) <
+                       1e-9;
         }
     expect(w, SAME, same, l, "streams and walk differ");
     int p = l->p, m = l->m;
-    double sum = cost[0] + cost[1] + cost[2], bubble = list_run_bubble(&run, p), formula = pipeline_bubble(p, m, l->v);
+    double sum = cost[0] + cost[1] + cost[2], bubble = list_run_bubble(&run, p),
+           formula = pipeline_bubble(p, m, l->v);
     expect(w, WORSE, bubble < pipeline_bubble(p, m, 1) + 1e-9, l, "worse than 1f1b");
-    expect(w, SLOWER, run.end < end_of_run(l, (size_t)m * l->v, &times) + 1e-9, l, "two buffers are slower");
+    expect(w, SLOWER, run.end < end_of_run(l, (size_t)m * l->v, &times) + 1e-9, l,
+           "two buffers are slower");
     if (schedule == SCHEDULE_ZB_H1) formula *= (cost[0] + cost[1] - cost[2]) / sum;
     if (schedule < SCHEDULE_ZB_H1 || (schedule == SCHEDULE_ZB_H1 && m >= p))
         expect(w, BUBBLE, fabs(bubble - formula) < 1e-9, l, "bubble");
     bool equal = cost[0] == cost[1] && cost[1] == cost[2];
     if (schedule == SCHEDULE_ZB_AUTO && equal && limit == 2 * p && m >= 2 * p)
         expect(w, BUBBLE, run.longest < m * sum + 1e-9, l, "a stage idles");
-    if (l->v == 1) expect(w, BUBBLE, run.end > m * sum + (p - 1) * cost[0] - 1e-9, l, "earlier than possible");
+    if (l->v == 1)
+        expect(w, BUBBLE, run.end > m * sum + (p - 1) * cost[0] - 1e-9, l,
+               "earlier than possible");
     list_run_free(&run, l);
     machine_free(&mc);
 }
@@ -143,13 +177,15 @@ static void sweep_times(Sweep *w, Schedule schedule, const Lists *l, const doubl
 static void sweep_messages(Sweep *w, const Lists *l) {
     for (double transfer = 0.25; transfer <= 1 && (l->m <= 24 || l->m == MAX_M); transfer += 0.75) {
         const PipelineTimes times = {{1, 1, 1}, transfer, NULL};
-        double two = end_of_run(l, PIPELINE_BUFFERS, &times), all = end_of_run(l, (size_t)l->m * l->v, &times);
+        double two = end_of_run(l, PIPELINE_BUFFERS, &times),
+               all = end_of_run(l, (size_t)l->m * l->v, &times);
         expect(w, SLOWER, two < all + 1e-9, l, "two buffers are slower");
     }
 }
 
 static void test_schedule(Schedule schedule) {
-    static const double plain[][3] = {{1, 1, 1}, {1, 0.5, 0.5}}, split[][3] = {{1, 1, 1}, {1, 1.5, 1}, {1, 1, 0.5}};
+    static const double plain[][3] = {{1, 1, 1}, {1, 0.5, 0.5}},
+                        split[][3] = {{1, 1, 1}, {1, 1.5, 1}, {1, 1, 0.5}};
     Sweep w = {0};
     Error err;
     size_t refused = 0, sizes = 0;
@@ -166,30 +202,32 @@ static void test_schedule(Schedule schedule) {
                         const double *cost = halves ? split[k] : plain[k];
                         const PipelineTimes times = {{cost[0], cost[1], cost[2]}, 0, NULL};
                         Lists l = zero_bubble_make(schedule, p, m, v, &times, (size_t)limit);
-                        if (k == 0 || schedule == SCHEDULE_ZB_AUTO) sweep_lists(&w, schedule, &l, limit);
+                        if (k == 0 || schedule == SCHEDULE_ZB_AUTO)
+                            sweep_lists(&w, schedule, &l, limit);
                         if (k == 0 && !halves) sweep_messages(&w, &l);
                         sweep_times(&w, schedule, &l, cost, limit);
                         pipeline_lists_free(&l);
                     }
             }
     const char *name = pipeline_schedule_name(schedule);
-    check(&c, w.cases > 100 && refused < sizes, "%s: %zu runs, %zu of %zu sizes are refused", name, w.cases, refused,
-          sizes);
-    for (int i = 0; i < PROPERTIES; i++) check(&c, w.bad[i] == 0, "%s: %s: %zu wrong", name, PROPERTY[i], w.bad[i]);
+    check(&c, w.cases > 100 && refused < sizes, "%s: %zu runs, %zu of %zu sizes are refused",
+          name, w.cases, refused, sizes);
+    for (int i = 0; i < PROPERTIES; i++)
+        check(&c, w.bad[i] == 0, "%s: %s: %zu wrong", name, PROPERTY[i], w.bad[i]);
     if (w.first[0]) printf("     first: %s\n", w.first);
 }
 
-// ---- the papers' figures --------------------------------------------------------------------------------------------
+// ---- the papers' figures ---------------------------------------------------------------
 
-// Prints a list as the papers do: micro-batches from 1, backwards in brackets, weight steps in square ones, chunks as
-// letters.
+// Prints a list as the papers do: micro-batches from 1, backwards in brackets, weight steps in
+// square ones, chunks as letters.
 static void list_text(const PipelineStep *steps, size_t count, char *out, size_t size) {
     static const char *const forms[] = {"%s%c%d", "%s(%c%d)", "%s[%c%d]"};
     size_t n = 0;
     out[0] = 0;
     for (size_t i = 0; i < count && n < size; i++)
-        n += (size_t)snprintf(out + n, size - n, forms[steps[i].kind], i ? " " : "", 'a' + steps[i].chunk,
-                              steps[i].micro + 1);
+        n += (size_t)snprintf(out + n, size - n, forms[steps[i].kind], i ? " " : "",
+                              'a' + steps[i].chunk, steps[i].micro + 1);
 }
 
 static void test_figure(Schedule schedule, int p, int stage, int m, int v, const char *expected) {
@@ -197,14 +235,16 @@ static void test_figure(Schedule schedule, int p, int stage, int m, int v, const
     Lists l = lists_make(schedule, p, m, v);
     list_text(l.steps[stage], l.counts[stage], text, sizeof text);
     pipeline_lists_free(&l);
-    if (!check(&c, strcmp(text, expected) == 0, "%s p=%d m=%d v=%d stage %d as in the paper's figure",
+    if (!check(&c, strcmp(text, expected) == 0,
+               "%s p=%d m=%d v=%d stage %d as in the paper's figure",
                pipeline_schedule_name(schedule), p, m, v, stage))
         printf("     got %s\n", text);
 }
 
 static void test_figures(void) {
     test_figure(SCHEDULE_GPIPE, 4, 2, 4, 1, "a1 a2 a3 a4 (a1) (a2) (a3) (a4)");
-    test_figure(SCHEDULE_1F1B, 4, 0, 8, 1, "a1 a2 a3 a4 (a1) a5 (a2) a6 (a3) a7 (a4) a8 (a5) (a6) (a7) (a8)");
+    test_figure(SCHEDULE_1F1B, 4, 0, 8, 1,
+                "a1 a2 a3 a4 (a1) a5 (a2) a6 (a3) a7 (a4) a8 (a5) (a6) (a7) (a8)");
     test_figure(SCHEDULE_1F1B, 4, 3, 3, 1, "a1 (a1) a2 (a2) a3 (a3)");
     test_figure(SCHEDULE_1F1B, 4, 0, 2, 1, "a1 a2 (a1) (a2)");
     test_figure(SCHEDULE_INTERLEAVED, 4, 0, 8, 2,
@@ -213,13 +253,15 @@ static void test_figures(void) {
     test_figure(SCHEDULE_INTERLEAVED, 4, 3, 8, 2,
                 "a1 a2 a3 a4 b1 (b1) b2 (b2) b3 (b3) b4 (b4) a5 (a1) a6 (a2) a7 (a3) a8 (a4) "
                 "b5 (b5) b6 (b6) b7 (b7) b8 (b8) (a5) (a6) (a7) (a8)");
-    // Zero Bubble, figure 2: the last stage puts off three weight steps, the first none. A stage may not run a forward
-    // further ahead: it would hold p + 1 micro-batches (test_h1_limit).
+    // Zero Bubble, figure 2: the last stage puts off three weight steps, the first none. A stage
+    // may not run a forward further ahead: it would hold p + 1 micro-batches (test_h1_limit).
     test_figure(SCHEDULE_ZB_H1, 4, 0, 8, 1,
-                "a1 a2 a3 a4 (a1) [a1] a5 (a2) [a2] a6 (a3) [a3] a7 (a4) [a4] a8 (a5) [a5] (a6) [a6] (a7) [a7] "
+                "a1 a2 a3 a4 (a1) [a1] a5 (a2) [a2] a6 (a3) [a3] a7 (a4) [a4] a8 (a5) [a5] (a6) "
+                "[a6] (a7) [a7] "
                 "(a8) [a8]");
     test_figure(SCHEDULE_ZB_H1, 4, 3, 8, 1,
-                "a1 (a1) a2 (a2) a3 (a3) a4 (a4) [a1] a5 (a5) [a2] a6 (a6) [a3] a7 (a7) [a4] a8 (a8) [a5] "
+                "a1 (a1) a2 (a2) a3 (a3) a4 (a4) [a1] a5 (a5) [a2] a6 (a6) [a3] a7 (a7) [a4] a8 "
+                "(a8) [a5] "
                 "[a6] [a7] [a8]");
 }
 
@@ -271,7 +313,8 @@ static void test_links(void) {
             for (int link = 0; link < pipeline_link_count(p); link++) {
                 if (!pipeline_link_ends(p, v, link, &from, &to)) continue;
                 used++;
-                for (int chunk = 0; chunk < v; chunk++) {  // a step at the sending end names the other end
+                for (int chunk = 0; chunk < v;
+                     chunk++) {  // a step at the sending end names the other end
                     PipelineStep step = {link < p ? STEP_FORWARD : STEP_BACKWARD, 0, chunk};
                     int before, after;
                     pipeline_neighbours(p, from, v, step, &before, &after);
@@ -283,7 +326,7 @@ static void test_links(void) {
     check(&c, links_ok, "links: 2(p-1) of them, 2p in a ring, and the neighbours agree");
 }
 
-// ---- wrong lists, wrong rules ---------------------------------------------------------------------------------------
+// ---- wrong lists, wrong rules ----------------------------------------------------------
 
 // Wrong lists: each must be refused with a sentence that names the reason.
 static void wrong_list(const Lists *l, const char *part, const char *name) {
@@ -303,10 +346,12 @@ static void test_wrong_lists(void) {
         const char *name, *text, *part;
     } cases[] = {
         {"a step is missing", "F0 F1 B0 B1; F0 B0 F1", "stage 1 has 3 steps"},
-        {"a step twice", "F0 F0 B0 B1; F0 B0 F1 B1", "stage 0 runs the forward of micro-batch 0, chunk 0 twice"},
+        {"a step twice", "F0 F0 B0 B1; F0 B0 F1 B1",
+         "stage 0 runs the forward of micro-batch 0, chunk 0 twice"},
         {"backward first", "F0 F1 B0 B1; B0 F0 F1 B1", "before its forward"},
         {"ends of a link in different orders", "F0 F1 B0 B1; F1 F0 B0 B1", "in another order"},
-        {"circular wait", "F0 B0 F1 B1; F0 F1 B0 B1", "deadlock"},  // each waits for the other's second step
+        {"circular wait", "F0 B0 F1 B1; F0 F1 B0 B1",
+         "deadlock"},  // each waits for the other's second step
         {"last backward early", "F0 F1 F2 B0 B2 B1; F0 F1 F2 B0 B2 B1",
          "backward of micro-batch 2, chunk 0 when that of micro-batch 1 is next"},
         {"weight step first", "F0 F1 W0 B0 B1 W1; F0 B0 F1 B1",
@@ -318,13 +363,15 @@ static void test_wrong_lists(void) {
         {"weight step missing", "F0 F1 B0 W0 B1; F0 B0 F1 B1",
          "stage 0 has 5 steps, and 2 micro-batches in 1 chunks are 6 with their weight steps"},
         {"weight steps out of order", "F0 F1 B0 B1 W1 W0; F0 B0 F1 B1",
-         "stage 0 runs the weight step of micro-batch 1, chunk 0 when that of micro-batch 0 is next: the weight "
+         "stage 0 runs the weight step of micro-batch 1, chunk 0 when that of micro-batch 0 is "
+         "next: the weight "
          "steps of a chunk go 0, 1, 2"},
     };
     Error err = {{0}};
     Lists l;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        if (!pipeline_parse(cases[i].name, cases[i].text, &l, &err)) check(&c, false, "%s", err.text);
+        if (!pipeline_parse(cases[i].name, cases[i].text, &l, &err))
+            check(&c, false, "%s", err.text);
         wrong_list(&l, cases[i].part, cases[i].name);
         pipeline_lists_free(&l);
     }
@@ -336,9 +383,10 @@ static void test_wrong_lists(void) {
     pipeline_lists_free(&l);
 }
 
-// GPipe as in its paper, the newest micro-batch first: a stack. The streams run it to the right end with every message
-// in its place, and yet it would train wrongly: micro-batch 0's backward, which overwrites the gradients, comes last,
-// and the buckets are reduced after the first. At every p, since one stage has no link that could tell.
+// GPipe as in its paper, the newest micro-batch first: a stack. The streams run it to the right
+// end with every message in its place, and yet it would train wrongly: micro-batch 0's backward,
+// which overwrites the gradients, comes last, and the buckets are reduced after the first. At
+// every p, since one stage has no link that could tell.
 static void test_reversed_backwards(void) {
     for (int p = 1; p <= 4; p++) {
         Lists l;
@@ -346,15 +394,19 @@ static void test_reversed_backwards(void) {
         for (int s = 0; s < p; s++)
             for (size_t i = 0; i < 4; i++) swap(&l, s, 8 + i, 15 - i);
         Machine mc = machine_try(&l, PIPELINE_BUFFERS, &EQUAL, 0);
-        check(&c, mc.complete && !mc.wrong, "gpipe with reversed backwards, p=%d: the streams see nothing wrong", p);
-        wrong_list(&l, "stage 0 runs the backward of micro-batch 7, chunk 0 when that of micro-batch 0 is next",
+        check(&c, mc.complete && !mc.wrong,
+              "gpipe with reversed backwards, p=%d: the streams see nothing wrong", p);
+        wrong_list(&l,
+                   "stage 0 runs the backward of micro-batch 7, chunk 0 when that of micro-batch "
+                   "0 is next",
                    "gpipe with reversed backwards");
         pipeline_lists_free(&l);
     }
 }
 
-// A trainer makes and proves lists before it starts: at the largest size that is expected of it. Sanitizers take some
-// twenty times as long, more beside other programs; so their build has a bound ten times as high.
+// A trainer makes and proves lists before it starts: at the largest size that is expected of it.
+// Sanitizers take some twenty times as long, more beside other programs; so their build has a
+// bound ten times as high.
 static void test_proof_is_quick(void) {
 #ifdef __SANITIZE_ADDRESS__
     const double bound = 5;
@@ -367,15 +419,17 @@ static void test_proof_is_quick(void) {
     bool ok = pipeline_prove(&l, PIPELINE_BUFFERS, &err);
     double seconds = (double)(clock() - begin) / CLOCKS_PER_SEC;
     pipeline_lists_free(&l);
-    check(&c, ok && seconds < bound, "lists and proof for p=64 m=512 v=8 take %.0f ms (bound %.0f)", 1e3 * seconds,
+    check(&c, ok && seconds < bound,
+          "lists and proof for p=64 m=512 v=8 take %.0f ms (bound %.0f)", 1e3 * seconds,
           1e3 * bound);
 }
 
-// Steps that no micro-batch, chunk or kind has, at every place of a list: refused, and nothing outside of the proof's own
-// tables is touched (the sanitized build sees it).
+// Steps that no micro-batch, chunk or kind has, at every place of a list: refused, and nothing
+// outside of the proof's own tables is touched (the sanitized build sees it).
 static void test_out_of_range(void) {
     enum { M = 4, V = 2, P = 2 };
-    static const int micros[] = {-1, M, INT_MAX, INT_MIN}, chunks[] = {-1, V, INT_MAX, INT_MIN}, kinds[] = {-1, 3, 1 << 20};
+    static const int micros[] = {-1, M, INT_MAX, INT_MIN}, chunks[] = {-1, V, INT_MAX, INT_MIN},
+                     kinds[] = {-1, 3, 1 << 20};
     Error err;
     Lists l = lists_make(SCHEDULE_INTERLEAVED, P, M, V);
     size_t tried = 0, refused = 0;
@@ -387,11 +441,14 @@ static void test_out_of_range(void) {
         for (int i = 0; i < 11; i++) {
             l.steps[1][at] = wrong[i];
             tried++;
-            refused += !pipeline_prove(&l, PIPELINE_BUFFERS, &err) && strstr(err.text, "stage 1 has a step of kind ");
+            refused += !pipeline_prove(&l, PIPELINE_BUFFERS, &err) &&
+                       strstr(err.text, "stage 1 has a step of kind ");
         }
         l.steps[1][at] = right;
     }
-    check(&c, tried == 11 * l.counts[1] && refused == tried && pipeline_prove(&l, PIPELINE_BUFFERS, &err),
+    check(&c,
+          tried == 11 * l.counts[1] && refused == tried &&
+              pipeline_prove(&l, PIPELINE_BUFFERS, &err),
           "%zu of %zu steps out of range are refused: %s", refused, tried, err.text);
     pipeline_lists_free(&l);
 }
@@ -401,8 +458,12 @@ static void test_wrong_rules(void) {
     Lists l;
     Error err = {{0}};
     l = lists_make(SCHEDULE_1F1B, 2, 16, 1);
-    pipeline_steps(2, 16, 1, 16, l.steps[0]);  // stage 0 as GPipe, stage 1 as 1F1B: in order, but it needs more buffers
-    check(&c, !pipeline_prove(&l, 2, &err) && strstr(err.text, "deadlock") && pipeline_prove(&l, 16, &err),
+    pipeline_steps(
+        2, 16, 1, 16,
+        l.steps[0]);  // stage 0 as GPipe, stage 1 as 1F1B: in order, but it needs more buffers
+    check(&c,
+          !pipeline_prove(&l, 2, &err) && strstr(err.text, "deadlock") &&
+              pipeline_prove(&l, 16, &err),
           "a mix of schedules hangs with 2 buffers and runs with 16: both found");
     Machine mc = machine_try(&l, 2, &EQUAL, 0), enough = machine_try(&l, 16, &EQUAL, 0);
     check(&c, !mc.complete && enough.complete && !enough.wrong, "and so the streams do");
@@ -418,8 +479,8 @@ static void test_wrong_rules(void) {
         {2, 4, 2, {0, 1, 1, 1, 1}, "p = 2 interleaved: one communication stream"},
     };
     for (size_t i = 0; i < sizeof layouts / sizeof layouts[0]; i++) {
-        l = lists_make(layouts[i].v > 1 ? SCHEDULE_INTERLEAVED : SCHEDULE_1F1B, layouts[i].p, layouts[i].m,
-                   layouts[i].v);
+        l = lists_make(layouts[i].v > 1 ? SCHEDULE_INTERLEAVED : SCHEDULE_1F1B, layouts[i].p,
+                       layouts[i].m, layouts[i].v);
         Machine right = machine_try(&l, PIPELINE_BUFFERS, &EQUAL, 0), wrong = right;
         memcpy(wrong.stream_of, layouts[i].stream_of, sizeof wrong.stream_of);
         machine_run(&wrong, &l);
@@ -430,21 +491,27 @@ static void test_wrong_rules(void) {
         pipeline_lists_free(&l);
     }
 
-    static const char *waits[WAIT_COUNT] = {"input arrived", "output buffer sent", "input buffer free",
-                                            "output computed"};
+    static const char *waits[WAIT_COUNT] = {"input arrived", "output buffer sent",
+                                            "input buffer free", "output computed"};
     l = lists_make(SCHEDULE_INTERLEAVED, 4, 8, 2);
     for (int w = 0; w < WAIT_COUNT; w++) {
         int noticed = 0;
         for (uint64_t seed = 1; seed <= 10; seed++) {
-            Machine without = {.p = 4, .m = 8, .v = 2, .buffers = PIPELINE_BUFFERS, .cost = {1, 1, 1},
-                               .stream_of = {0, 1, 2, 3, 4}, .order = seed};
+            Machine without = {.p = 4,
+                               .m = 8,
+                               .v = 2,
+                               .buffers = PIPELINE_BUFFERS,
+                               .cost = {1, 1, 1},
+                               .stream_of = {0, 1, 2, 3, 4},
+                               .order = seed};
             without.drop[w] = true;
             machine_run(&without, &l);
             machine_free(&without);
             noticed += !without.complete || without.wrong;
         }
-        check(&c, noticed > 0, "without the wait for '%s' random orders compute wrong things: %d of 10",
-              waits[w], noticed);
+        check(&c, noticed > 0,
+              "without the wait for '%s' random orders compute wrong things: %d of 10", waits[w],
+              noticed);
     }
     pipeline_lists_free(&l);
 }
@@ -461,23 +528,26 @@ static bool backwards_ascend(const Lists *l) {
     return true;
 }
 
-// Random damage to right lists, to one stage or the same to all: pipeline_prove must say yes exactly when the streams
-// come to the right end and the gradients are summed in their order.
+// Random damage to right lists, to one stage or the same to all: pipeline_prove must say yes
+// exactly when the streams come to the right end and the gradients are summed in their order.
 static void test_mutants(void) {
     uint64_t random = 1;
     size_t accepted = 0, refused = 0, differ = 0, order_alone = 0;
     for (int trial = 0; trial < 6000; trial++) {
         int p = 2 + trial % 3, v = 1 + trial / 3 % 2, m = p * (1 + trial / 6 % 2);
         Lists l;
-        l = lists_make(v > 1 ? SCHEDULE_INTERLEAVED : trial % 5 ? SCHEDULE_1F1B : SCHEDULE_GPIPE, p, m, v);
+        l = lists_make(v > 1       ? SCHEDULE_INTERLEAVED
+                       : trial % 5 ? SCHEDULE_1F1B
+                                   : SCHEDULE_GPIPE,
+                       p, m, v);
         for (int change = 0; change <= trial % 3; change++) {
             random = random * 6364136223846793005u + 1442695040888963407u;
             int stage = (int)((random >> 33) % (unsigned)p);
             size_t at = (size_t)(random >> 40) % (l.counts[stage] - 1);
             for (int s = 0; s < p; s++) {
                 PipelineStep a = l.steps[s][at], b = l.steps[s][at + 1];
-                bool pair = a.kind == STEP_FORWARD && b.kind == STEP_BACKWARD && a.micro == b.micro &&
-                            a.chunk == b.chunk;
+                bool pair = a.kind == STEP_FORWARD && b.kind == STEP_BACKWARD &&
+                            a.micro == b.micro && a.chunk == b.chunk;
                 if ((s == stage || trial % 7 == 0) && !pair) swap(&l, s, at, at + 1);
             }
         }
@@ -493,14 +563,16 @@ static void test_mutants(void) {
         pipeline_lists_free(&l);
     }
     check(&c, differ == 0 && accepted > 100 && refused > 100 && order_alone > 20,
-          "damaged lists: proof and streams agree: %zu run, %zu do not (%zu for the order of gradients alone), "
-          "%zu differ", accepted, refused, order_alone, differ);
+          "damaged lists: proof and streams agree: %zu run, %zu do not (%zu for the order of "
+          "gradients alone), "
+          "%zu differ",
+          accepted, refused, order_alone, differ);
 }
 
-// ---- zero bubble ----------------------------------------------------------------------------------------------------
+// ---- zero bubble -----------------------------------------------------------------------
 
-// zb-h1 may not run more forwards ahead: stage s holds p micro-batches, and with one more forward before its first
-// backward it would hold p + 1, more than any stage of 1f1b.
+// zb-h1 may not run more forwards ahead: stage s holds p micro-batches, and with one more forward
+// before its first backward it would hold p + 1, more than any stage of 1f1b.
 static void test_h1_limit(void) {
     bool limit = true;
     for (int p = 2; p <= MAX_P; p++) {
@@ -522,10 +594,13 @@ static void test_h1_limit(void) {
         }
         pipeline_lists_free(&l);
     }
-    check(&c, limit, "zb-h1: one more forward ahead on a stage is p + 1 micro-batches there, more than 1f1b's p");
+    check(&c, limit,
+          "zb-h1: one more forward ahead on a stage is p + 1 micro-batches there, more than "
+          "1f1b's p");
 }
 
-// The search is a function of its arguments alone, keeps any limit, and with the memory of 1F1B is as good as zb-h1.
+// The search is a function of its arguments alone, keeps any limit, and with the memory of 1F1B
+// is as good as zb-h1.
 static void test_auto(void) {
     Error err;
     size_t over = 0, unproved = 0, worse = 0;
@@ -539,23 +614,29 @@ static void test_auto(void) {
             unproved += !pipeline_prove(&a, PIPELINE_BUFFERS, &err);
             for (int s = 0; s < p; s++) {
                 over += pipeline_slots(&a, s, NULL) > limit;
-                same = same && memcmp(a.steps[s], b.steps[s], a.counts[s] * sizeof(PipelineStep)) == 0;
+                same = same &&
+                       memcmp(a.steps[s], b.steps[s], a.counts[s] * sizeof(PipelineStep)) == 0;
             }
-            double mine = end_of_run(&a, PIPELINE_BUFFERS, &times), its = end_of_run(&h1, PIPELINE_BUFFERS, &times);
+            double mine = end_of_run(&a, PIPELINE_BUFFERS, &times),
+                   its = end_of_run(&h1, PIPELINE_BUFFERS, &times);
             worse += limit >= (size_t)p && mine > its + 1e-9;
             pipeline_lists_free(&a), pipeline_lists_free(&b), pipeline_lists_free(&h1);
         }
     check(&c, same, "zb-auto: the same arguments give the same lists");
-    check(&c, over == 0 && unproved == 0, "zb-auto: limits from 1 to 2p are kept, and the lists run: %zu, %zu do not",
-          over, unproved);
-    check(&c, worse == 0, "zb-auto: with the memory of zb-h1 or more and slow messages never later: %zu are", worse);
+    check(&c, over == 0 && unproved == 0,
+          "zb-auto: limits from 1 to 2p are kept, and the lists run: %zu, %zu do not", over,
+          unproved);
+    check(&c, worse == 0,
+          "zb-auto: with the memory of zb-h1 or more and slow messages never later: %zu are",
+          worse);
 }
 
-// A hash of the lists of many searches, also with messages slower than steps: another way to run a stage gives other
-// lists, and another number. All of them run with two buffers.
+// A hash of the lists of many searches, also with messages slower than steps: another way to run
+// a stage gives other lists, and another number. All of them run with two buffers.
 static void test_auto_is_the_same(void) {
     static const int stages[] = {2, 3, 8, 17}, micros[] = {1, 6, 16, 40};
-    static const double costs[][3] = {{1, 1, 1}, {1, 1.28, 0.9}, {0.3, 0.7, 0.2}, {1, 2, 5}, {2, 1, 0}};
+    static const double costs[][3] = {
+        {1, 1, 1}, {1, 1.28, 0.9}, {0.3, 0.7, 0.2}, {1, 2, 5}, {2, 1, 0}};
     static const double transfers[] = {0, 0.3, 1, 3};
     unsigned long long hash = 14695981039346656037u;
     size_t searches = 0, unproved = 0;
@@ -568,14 +649,17 @@ static void test_auto_is_the_same(void) {
         unproved += !pipeline_prove(&l, PIPELINE_BUFFERS, &err);
         for (int s = 0; s < p; s++)
             for (size_t k = 0; k < l.counts[s]; k++)
-                hash = (hash ^ (unsigned)(l.steps[s][k].kind * 65537 + l.steps[s][k].micro)) * 1099511628211u;
+                hash = (hash ^ (unsigned)(l.steps[s][k].kind * 65537 + l.steps[s][k].micro)) *
+                       1099511628211u;
         pipeline_lists_free(&l);
     }
-    check(&c, unproved == 0, "zb-auto: the lists of %zu searches run with two buffers: %zu do not", searches, unproved);
+    check(&c, unproved == 0,
+          "zb-auto: the lists of %zu searches run with two buffers: %zu do not", searches,
+          unproved);
     check(&c, hash == 0x827d5ce51311aa41u, "zb-auto: and are the known ones (%llx)", hash);
 }
 
-// ---- lists from text ------------------------------------------------------------------------------------------------
+// ---- lists from text -------------------------------------------------------------------
 
 static void test_text(void) {
     static const struct {
@@ -612,11 +696,13 @@ static void test_text(void) {
         for (int s = 0; s < 4; s++) {
             for (size_t i = 0; i < l.counts[s]; i++) {
                 PipelineStep step = l.steps[s][i];
-                end += sprintf(end, v > 1 || i % 2 ? "%c%d.%d\t" : "%c%d ", "FBW"[step.kind], step.micro, step.chunk);
+                end += sprintf(end, v > 1 || i % 2 ? "%c%d.%d\t" : "%c%d ", "FBW"[step.kind],
+                               step.micro, step.chunk);
             }
             end += sprintf(end, s % 2 ? "# stage\r\n" : ";\n");
         }
-        bool ok = pipeline_parse("t", text, &back, &err) && back.p == 4 && back.m == 8 && back.v == v;
+        bool ok = pipeline_parse("t", text, &back, &err) && back.p == 4 && back.m == 8 &&
+                  back.v == v;
         for (int s = 0; ok && s < 4; s++)
             ok = l.counts[s] == back.counts[s] &&
                  memcmp(l.steps[s], back.steps[s], l.counts[s] * sizeof(PipelineStep)) == 0;
@@ -624,7 +710,8 @@ static void test_text(void) {
         pipeline_lists_free(&l);
         pipeline_lists_free(&back);
     }
-    check(&c, differ == 0, "text: all schedules come back as they were written: %zu do not", differ);
+    check(&c, differ == 0, "text: all schedules come back as they were written: %zu do not",
+          differ);
 }
 
 // The examples that the documentation shows are legal and as good as it says.
@@ -641,7 +728,8 @@ static void test_examples(void) {
     for (size_t i = 0; i < sizeof examples / sizeof *examples; i++) {
         Lists l;
         Error err = {{0}};
-        bool ok = pipeline_read(examples[i].path, &l, &err) && pipeline_prove(&l, PIPELINE_BUFFERS, &err);
+        bool ok = pipeline_read(examples[i].path, &l, &err) &&
+                  pipeline_prove(&l, PIPELINE_BUFFERS, &err);
         double bubble = NAN;
         if (ok) {
             PipelineRun run;
@@ -650,13 +738,16 @@ static void test_examples(void) {
             ok = ok && (!strstr(examples[i].path, "no-idle") || run.longest == 3.0 * l.m);
             list_run_free(&run, &l);
         }
-        check(&c, ok && l.p == examples[i].p && l.m == examples[i].m && fabs(bubble - examples[i].bubble) < 1e-12,
+        check(&c,
+              ok && l.p == examples[i].p && l.m == examples[i].m &&
+                  fabs(bubble - examples[i].bubble) < 1e-12,
               "%s runs, bubble %.4f %s", examples[i].path, bubble, err.text);
         pipeline_lists_free(&l);
     }
 }
 
-// "dropped layers": the plans of all stages hold each of L layers once, and consecutive chunks consecutive layers.
+// "dropped layers": the plans of all stages hold each of L layers once, and consecutive chunks
+// consecutive layers.
 static bool plans_hold(size_t L, const char *list, size_t p, size_t v) {
     size_t next[64] = {0}, held = 0;  // [chunk] its first layer, then its end
     bool ok = true;
@@ -686,8 +777,9 @@ static void test_plans(void) {
         for (size_t p = 1; p <= 4; p++)
             for (size_t v = 1; v <= 3; v++) ok = ok && plans_hold(L, NULL, p, v);
     check(&c, ok, "dropped layers: plans of equal stages hold each layer once");
-    check(&c, plans_hold(13, "5,1,7", 3, 1) && plans_hold(13, "5,2,6", 3, 2) && plans_hold(13, "3,3,7", 3, 3) &&
-                  plans_hold(9, "9", 1, 1),
+    check(&c,
+          plans_hold(13, "5,1,7", 3, 1) && plans_hold(13, "5,2,6", 3, 2) &&
+              plans_hold(13, "3,3,7", 3, 3) && plans_hold(9, "9", 1, 1),
           "dropped layers: and plans of stages of unequal length");
 }
 

@@ -1,5 +1,6 @@
-// test_profile.c: dev/plot/step_profile.h on hand-made events whose answers are known, and dev/plot/profile.c as users
-// run it. With a folder as argument the pictures stay there to be looked at.
+// test_profile.c: dev/plot/step_profile.h on hand-made events whose answers are known, and
+// dev/plot/profile.c as users run it. With a folder as argument the pictures stay there to be
+// looked at.
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -9,7 +10,8 @@
 static Check c;
 
 // Adds an event; times in milliseconds.
-static void add(TraceList *list, const char *kind, int rank, int track, long step, double start, double end) {
+static void add(TraceList *list, const char *kind, int rank, int track, long step, double start,
+                double end) {
     TraceEvent e = trace_event(kind, rank, track, -1, 0);
     e.step = step;
     e.start_us = 1e3 * start;
@@ -20,10 +22,11 @@ static void add(TraceList *list, const char *kind, int rank, int track, long ste
 static bool near(double a, double b) { return fabs(a - b) < 1e-9 * (1 + fabs(b)); }
 
 // True if a rank has these numbers (milliseconds); says which one it has not.
-static bool matches(const StepProfile *p, size_t steps, double wall, const double part[PROFILE_PARTS],
-                    double bubble, double ideal) {
+static bool matches(const StepProfile *p, size_t steps, double wall,
+                    const double part[PROFILE_PARTS], double bubble, double ideal) {
     double sum = 0;
-    bool ok = p->steps == steps && near(p->wall, wall) && near(p->bubble, bubble) && near(p->ideal, ideal);
+    bool ok = p->steps == steps && near(p->wall, wall) && near(p->bubble, bubble) &&
+              near(p->ideal, ideal);
     for (int i = 0; i < PROFILE_PARTS; i++) {
         sum += p->part[i];
         if (near(p->part[i], part[i])) continue;
@@ -32,8 +35,8 @@ static bool matches(const StepProfile *p, size_t steps, double wall, const doubl
     }
     ok = ok && near(sum, p->wall);
     if (!ok)
-        printf("     %zu steps of %.9g (parts %.9g), bubble %.9g, ideal %.9g\n", p->steps, p->wall, sum,
-               p->bubble, p->ideal);
+        printf("     %zu steps of %.9g (parts %.9g), bubble %.9g, ideal %.9g\n", p->steps,
+               p->wall, sum, p->bubble, p->ideal);
     return ok;
 }
 
@@ -91,11 +94,14 @@ static void test_parts(void) {
     }
     double twice[PROFILE_PARTS];
     for (int i = 0; i < PROFILE_PARTS; i++) twice[i] = 2 * parts[i];
-    check(&c, profile_steps(list.events, list.count, 1, 1, p) && matches(p, 2, 2 * 92, twice, 18, 136),
-          "profile: events in any order, mean of two steps, warm-up left out");
+    check(
+        &c,
+        profile_steps(list.events, list.count, 1, 1, p) && matches(p, 2, 2 * 92, twice, 18, 136),
+        "profile: events in any order, mean of two steps, warm-up left out");
     check(&c, near(p[0].own, 154), "profile: the same as a mean of steps");
 
-    // Rank 2 has one step and starts 10 later, so both idle 10 while the other one works; rank 1 has none
+    // Rank 2 has one step and starts 10 later, so both idle 10 while the other one works; rank 1
+    // has none
     trace_free(&list);
     add_step(&list, 0, 1, 0, 1);
     add_step(&list, 2, 1, 10, 1);
@@ -133,11 +139,12 @@ static void test_edges(void) {
     check(&c, profile_steps(list.events, 1, 2, 0, p) && matches(&p[0], 0, 0, none, 0, 0),
           "profile: nothing on the compute stream");
     add(&list, "optimizer", 0, 0, 1, 3, 3);
-    check(
-        &c,
-        profile_steps(list.events, 2, 2, 0, p) && matches(&p[0], 1, 0, none, 0, 0) && profile_bubble(p) == 0,
-        "profile: a step that takes no time");
-    check(&c, profile_steps(list.events, 2, 2, 2, p) && p[0].steps == 0, "profile: all steps are warm-up");
+    check(&c,
+          profile_steps(list.events, 2, 2, 0, p) && matches(&p[0], 1, 0, none, 0, 0) &&
+              profile_bubble(p) == 0,
+          "profile: a step that takes no time");
+    check(&c, profile_steps(list.events, 2, 2, 2, p) && p[0].steps == 0,
+          "profile: all steps are warm-up");
     add(&list, "forward", 2, 0, 1, 0, 1);
     bool refused = !profile_steps(list.events, 3, 2, 0, p);
     list.events[2].rank = -1;
@@ -150,15 +157,16 @@ static void test_edges(void) {
     refused = refused && !profile_steps(list.events, 3, 2, 0, p);
     list.events[2].duration_us = 1;
     list.events[2].start_us = INFINITY;
-    check(&c, refused && !profile_steps(list.events, 3, 2, 0, p), "profile refuses: times that are none");
+    check(&c, refused && !profile_steps(list.events, 3, 2, 0, p),
+          "profile refuses: times that are none");
     trace_free(&list);
 }
 
-// Adds a step that ran a schedule with forwards of 1 and backwards of 2 (over v). nested: the span of a
-// forward or backward begins when its stream is free and holds the wait for the neighbour; else waits are
-// gaps.
-static void simulate_step(TraceList *list, Schedule schedule, int p, int m, int v, bool nested, long step,
-                          double late) {
+// Adds a step that ran a schedule with forwards of 1 and backwards of 2 (over v). nested: the
+// span of a forward or backward begins when its stream is free and holds the wait for the
+// neighbour; else waits are gaps.
+static void simulate_step(TraceList *list, Schedule schedule, int p, int m, int v, bool nested,
+                          long step, double late) {
     PipelineTimes times = {{1.0 / v, 1.0 / v, 1.0 / v}, 0, NULL};
     PipelineLists lists = zero_bubble_make(schedule, p, m, v, &times, 0);
     PipelineRun run;
@@ -191,17 +199,18 @@ static void test_bubble(Schedule schedule, int p, int m, int v) {
         bool ok = profile_steps(list.events, list.count, p, 2, out);
         for (int s = 0; s < p; s++)
             ok = ok && out[s].steps == 2 && near(profile_bubble(&out[s]), want) &&
-                 near(out[s].part[PROFILE_COMPUTE], 3.0 * m) && near(out[s].part[PROFILE_OPTIMIZER], 5);
+                 near(out[s].part[PROFILE_COMPUTE], 3.0 * m) &&
+                 near(out[s].part[PROFILE_OPTIMIZER], 5);
         StepProfile mean = profile_mean(out, p);
         check(&c, ok && near(profile_bubble(&mean), want),
-              "profile: %s p=%d m=%d v=%d has the bubble %.4f, waits %s", pipeline_schedule_name(schedule), p,
-              m, v, want, nested ? "as spans" : "as gaps");
+              "profile: %s p=%d m=%d v=%d has the bubble %.4f, waits %s",
+              pipeline_schedule_name(schedule), p, m, v, want, nested ? "as spans" : "as gaps");
         free(out);
         trace_free(&list);
     }
 }
 
-// ---- the picture and the table ----------------------------------------------------------------------------
+// ---- the picture and the table ---------------------------------------------------------
 
 static bool write_events(const char *dir, const char *name, const TraceList *list) {
     static const char *const tracks[] = {"compute", "all-reduce"};
@@ -213,12 +222,15 @@ static bool write_events(const char *dir, const char *name, const TraceList *lis
 static void test_slow_rank(const char *dir) {
     TraceList list = {0};
     for (long step = 1; step <= 3; step++)
-        for (int rank = 0; rank < 8; rank++) add_step(&list, rank, step, 1e5 * step, rank == 5 ? 10 : 1 + 0.01 * rank);
+        for (int rank = 0; rank < 8; rank++)
+            add_step(&list, rank, step, 1e5 * step, rank == 5 ? 10 : 1 + 0.01 * rank);
     bool made = write_events(dir, "parts.json", &list);
     int drawn = run(profile_main, "profile --out %s/parts.svg %s/parts.json", dir, dir);
     char *table = read_output(run_output);
-    check(&c, made && drawn == 0 && strstr(table, "\nThe others wait for rank 5, which computes for "),
-          "a rank ten times slower is named");
+    check(
+        &c,
+        made && drawn == 0 && strstr(table, "\nThe others wait for rank 5, which computes for "),
+        "a rank ten times slower is named");
     trace_free(&list);
     free(table);
 }
@@ -238,11 +250,15 @@ static void test_picture(const char *dir) {
     check(&c,
           strstr(table, "mean of 2 steps\n") && strstr(table, "\n   0    92.00    55.00  59.8") &&
               strstr(table, "\nmean ") && occurrences(table, "\n") == 12 &&
-              strstr(table, "\nNo rank is slow, not even rank 3, which computes for 63.25 ms a step, 1.1 times"),
+              strstr(table,
+                     "\nNo rank is slow, not even rank 3, which computes for 63.25 ms a step, "
+                     "1.1 times"),
           "table: a row per rank, a mean, and what the columns mean");
     free(picture);
     free(table);
-    drawn = run(profile_main, "profile --skip 0 --width 700 --title a<b --out %s/parts.svg %s/parts.json", dir, dir);
+    drawn = run(profile_main,
+                "profile --skip 0 --width 700 --title a<b --out %s/parts.svg %s/parts.json", dir,
+                dir);
     picture = read_picture(dir, "parts");
     check(&c,
           drawn == 0 && strstr(picture, ">a&lt;b<") &&
@@ -272,14 +288,18 @@ static void test_bad_traces(const char *dir) {
         {"{\"traceEvents\":[{", "truncated file"},
         {"{\"traceEvents\":7}", "no array"},
         {"[]", "no events"},
-        {"[{\"ph\":\"X\",\"ts\":0,\"dur\":1,\"pid\":0,\"tid\":0,\"args\":{\"kind\":\"forward\"}}]",
+        {"[{\"ph\":\"X\",\"ts\":0,\"dur\":1,\"pid\":0,\"tid\":0,\"args\":{\"kind\":\"forward\"}}"
+         "]",
          "no backward"},
-        {"[{\"ph\":\"X\",\"ts\":0,\"dur\":1,\"pid\":999999,\"tid\":0,\"args\":{\"kind\":\"backward\","
+        {"[{\"ph\":\"X\",\"ts\":0,\"dur\":1,\"pid\":999999,\"tid\":0,\"args\":{\"kind\":"
+         "\"backward\","
          "\"step\":1}}]",
          "a million ranks"},
-        {"[{\"ph\":\"X\",\"ts\":0,\"dur\":1e300,\"pid\":0,\"tid\":0,\"args\":{\"kind\":\"backward\"}}]",
+        {"[{\"ph\":\"X\",\"ts\":0,\"dur\":1e300,\"pid\":0,\"tid\":0,\"args\":{\"kind\":"
+         "\"backward\"}}]",
          "longer than anything"},
-        {"[{\"ph\":\"X\",\"ts\":0,\"dur\":-1,\"pid\":0,\"tid\":0,\"args\":{\"kind\":\"backward\",\"step\":"
+        {"[{\"ph\":\"X\",\"ts\":0,\"dur\":-1,\"pid\":0,\"tid\":0,\"args\":{\"kind\":\"backward\","
+         "\"step\":"
          "1e300}}]",
          "absurd numbers"},
     };
@@ -289,7 +309,8 @@ static void test_bad_traces(const char *dir) {
               "picture refuses: %s", cases[i].name);
     }
     check(&c,
-          run(profile_main, "profile %s/missing.json", dir) == 1 && run(profile_main, "profile") == 2 &&
+          run(profile_main, "profile %s/missing.json", dir) == 1 &&
+              run(profile_main, "profile") == 2 &&
               run(profile_main, "profile --skip -1 %s/parts.json", dir) == 2 &&
               run(profile_main, "profile --help") == 0,
           "picture refuses: no file, a bad option");

@@ -1,4 +1,5 @@
-// test_rand.c: llmc/host/rand.h: known answers, statistics, and that a number depends on its place alone.
+// test_rand.c: llmc/host/rand.h: known answers, statistics, and that a number depends on its
+// place alone.
 #include "dev/test/check.h"
 #include "llmc/masks.h"
 #include "llmc/host/rand.h"
@@ -27,7 +28,8 @@ static void test_known_answers(Check *c) {
         Philox counter;
         memcpy(counter.word, k->counter, sizeof counter.word);
         Philox out = philox4x32_10(counter, k->key[0], k->key[1]);
-        check(c, memcmp(out.word, k->answer, sizeof out.word) == 0, "philox4x32-10 known answer %zu", i);
+        check(c, memcmp(out.word, k->answer, sizeof out.word) == 0,
+              "philox4x32-10 known answer %zu", i);
     }
 }
 
@@ -35,7 +37,8 @@ static bool same(Philox a, Philox b) { return memcmp(&a, &b, sizeof a) == 0; }
 
 static void test_places(Check *c) {
     Philox base = random_words(1, RANDOM_INIT, 2, 3, 4);
-    check(c, same(base, random_words(1, RANDOM_INIT, 2, 3, 4)), "the same place gives the same words");
+    check(c, same(base, random_words(1, RANDOM_INIT, 2, 3, 4)),
+          "the same place gives the same words");
     check(c, !same(base, random_words(2, RANDOM_INIT, 2, 3, 4)), "the low half of the seed counts");
     check(c, !same(base, random_words(1 + (UINT64_C(1) << 32), RANDOM_INIT, 2, 3, 4)),
           "the high half of the seed counts");
@@ -46,7 +49,8 @@ static void test_places(Check *c) {
           "an element past 2^32 counts");
 }
 
-// Moments of n numbers against those of the distribution, within five standard errors of the estimate.
+// Moments of n numbers against those of the distribution, within five standard errors of the
+// estimate.
 static void test_statistics(Check *c) {
     enum { N = 200000 };
     double sum = 0, squares = 0, cubes = 0, fourths = 0, uniform = 0, lowest = 1, highest = 0;
@@ -68,12 +72,12 @@ static void test_statistics(Check *c) {
     check(c, fabs(cubes / N) < error * sqrt(15.0), "normal: third moment %.5f", cubes / N);
     check(c, fabs(fourths / N - 3) < error * sqrt(96.0), "normal: fourth moment %.5f", fourths / N);
     check(c, fabs(uniform / N - 0.5) < error * sqrt(1.0 / 12), "uniform: mean %.5f", uniform / N);
-    check(c, lowest >= 0 && lowest < 1e-4 && highest < 1 && highest > 1 - 1e-4, "uniform: range [%.6f, %.6f]",
-          lowest, highest);
+    check(c, lowest >= 0 && lowest < 1e-4 && highest < 1 && highest > 1 - 1e-4,
+          "uniform: range [%.6f, %.6f]", lowest, highest);
 }
 
-// A shard of a tensor has the numbers of the whole tensor at its place, whatever its first element and length
-// are.
+// A shard of a tensor has the numbers of the whole tensor at its place, whatever its first
+// element and length are.
 static void test_fill(Check *c) {
     enum { N = 70001 };  // enough for several threads
     float *whole = (float *)malloc(N * sizeof(float)), *part = (float *)malloc(N * sizeof(float));
@@ -106,8 +110,8 @@ static bool dropped(Dropout d, uint64_t sample, uint64_t i) {
     return dropout_factor(&d, &block, (unsigned)(i % DROPOUT_BLOCK)) == 0.0f;
 }
 
-// Dropout's masks: the right share is dropped and the mean stays. Masks of other seeds, steps, layers, purposes and
-// samples are independent, and so are neighbours in a mask.
+// Dropout's masks: the right share is dropped and the mean stays. Masks of other seeds, steps,
+// layers, purposes and samples are independent, and so are neighbours in a mask.
 static void test_dropout(Check *c) {
     enum { N = 200000, OTHERS = 6 };
     Dropout d = dropout_for(dropout_make(0.1, 1337, 5, 32), DROPOUT_FCPROJ, 3);
@@ -118,15 +122,20 @@ static void test_dropout(Check *c) {
     for (size_t i = 0; i < N; i++) {
         bool drop = dropped(d, 0, i);
         count += drop;
-        for (size_t k = 0; k < OTHERS; k++) both[k] += drop && dropped(others[k], 0, k == OTHERS - 1 ? i + 1 : i);
+        for (size_t k = 0; k < OTHERS; k++)
+            both[k] += drop && dropped(others[k], 0, k == OTHERS - 1 ? i + 1 : i);
     }
     double share = (double)count / N, p = d.threshold / 65536.0, error = 5.0 / sqrt(N);
-    check(c, fabs(share - p) < error * sqrt(p * (1 - p)) && fabs(p - 0.1) < 1e-5, "dropout 0.1 drops %.5f", share);
-    check(c, fabs((double)d.scale * (1 - p) - 1) < 1e-7, "and what stays is scaled so that the mean stays");
+    check(c, fabs(share - p) < error * sqrt(p * (1 - p)) && fabs(p - 0.1) < 1e-5,
+          "dropout 0.1 drops %.5f", share);
+    check(c, fabs((double)d.scale * (1 - p) - 1) < 1e-7,
+          "and what stays is scaled so that the mean stays");
     bool independent = true;
-    for (size_t k = 0; k < OTHERS; k++) independent = independent && fabs((double)both[k] / N - p * p) < error * p;
+    for (size_t k = 0; k < OTHERS; k++)
+        independent = independent && fabs((double)both[k] / N - p * p) < error * p;
     check(c, independent, "masks of another seed, step, layer, sample or place are independent");
-    check(c, dropped(d, 1, 77) == dropped(others[3], 0, 77), "sample 1 from sample 32 is sample 0 from 33");
+    check(c, dropped(d, 1, 77) == dropped(others[3], 0, 77),
+          "sample 1 from sample 32 is sample 0 from 33");
     Dropout off = dropout_make(0, 1, 2, 3);
     check(c, off.threshold == 0 && off.scale == 1.0f, "--dropout 0 drops nothing");
 }

@@ -1,5 +1,6 @@
-// test_timeline.cu: llmc/trainer/timeline.cuh on streams that lag behind each other: nested spans, pauses, events that
-// are used again, spans that end in a later step, and the labels that reports of a hang show.
+// test_timeline.cu: llmc/trainer/timeline.cuh on streams that lag behind each other: nested
+// spans, pauses, events that are used again, spans that end in a later step, and the labels that
+// reports of a hang show.
 #include "dev/test/check.h"
 #include "llmc/trainer/timeline.cuh"
 
@@ -23,8 +24,8 @@ static bool inside(const TraceEvent *inner, const TraceEvent *outer) {
 }
 
 static bool is(const TraceEvent *e, const char *kind, int track, int micro, int chunk, long step) {
-    return strcmp(e->kind, kind) == 0 && e->rank == 3 && e->stream == track && e->micro == micro && e->chunk == chunk &&
-           e->step == step;
+    return strcmp(e->kind, kind) == 0 && e->rank == 3 && e->stream == track &&
+           e->micro == micro && e->chunk == chunk && e->step == step;
 }
 
 static void test_nested(void) {
@@ -49,15 +50,19 @@ static void test_nested(void) {
     host = 1e6 * (seconds_now() - host);
     const TraceEvent *e = t.trace.events;
     check(&c,
-          t.trace.count == 5 && is(&e[0], "forward", 0, 5, 1, 7) && is(&e[1], "wait tensor", 0, -1, 0, 7) &&
-              is(&e[2], "all-reduce", 0, -1, 0, 7) && is(&e[3], "wait data", 0, -1, 0, 7) &&
-              is(&e[4], "backward", 0, 5, 1, 7),
+          t.trace.count == 5 && is(&e[0], "forward", 0, 5, 1, 7) &&
+              is(&e[1], "wait tensor", 0, -1, 0, 7) && is(&e[2], "all-reduce", 0, -1, 0, 7) &&
+              is(&e[3], "wait data", 0, -1, 0, 7) && is(&e[4], "backward", 0, 5, 1, 7),
           "five spans, three deep: what they are, in the order in which they were opened");
-    check(&c, t.trace.count == 5 && inside(&e[1], &e[0]) && inside(&e[2], &e[0]) && inside(&e[3], &e[2]) &&
-          e[1].duration_us > 0 && e[0].duration_us > e[1].duration_us + e[2].duration_us - 2,
+    check(&c,
+          t.trace.count == 5 && inside(&e[1], &e[0]) && inside(&e[2], &e[0]) &&
+              inside(&e[3], &e[2]) && e[1].duration_us > 0 &&
+              e[0].duration_us > e[1].duration_us + e[2].duration_us - 2,
           "spans lie inside those that were open");
-    check(&c, t.trace.count == 5 && e[2].start_us >= end_of(&e[1]) - 1 && e[4].start_us >= end_of(&e[0]) - 1 &&
-          e[0].start_us >= 0 && end_of(&e[4]) <= host, "one after the other, within the time that passed on the host");
+    check(&c,
+          t.trace.count == 5 && e[2].start_us >= end_of(&e[1]) - 1 &&
+              e[4].start_us >= end_of(&e[0]) - 1 && e[0].start_us >= 0 && end_of(&e[4]) <= host,
+          "one after the other, within the time that passed on the host");
 }
 
 // A span on a stream that waits for another one begins when the other has come so far.
@@ -77,12 +82,15 @@ static void test_two_streams(void) {
     CUDA_CHECK(cudaDeviceSynchronize());
     timeline_collect(&t, 1);
     const TraceEvent *e = t.trace.events;
-    check(&c, t.trace.count == 2 && is(&e[1], "send", 3, 2, 0, 1) && e[1].start_us >= end_of(&e[0]) - 1,
-          "a send that waits for a forward begins after it");
+    check(
+        &c,
+        t.trace.count == 2 && is(&e[1], "send", 3, 2, 0, 1) && e[1].start_us >= end_of(&e[0]) - 1,
+        "a send that waits for a forward begins after it");
     CUDA_CHECK(cudaEventDestroy(ready));
 }
 
-// A span that still runs when its step is collected stays for later, and belongs to the step in which it was opened.
+// A span that still runs when its step is collected stays for later, and belongs to the step in
+// which it was opened.
 static void test_unfinished(void) {
     Timeline t;
     bool arrived = false;
@@ -94,7 +102,8 @@ static void test_unfinished(void) {
     CUDA_CHECK(cudaEventSynchronize(t.spans[late].begin));
     CUDA_CHECK(cudaStreamSynchronize(stream));
     timeline_collect(&t, 4);
-    bool kept = t.open == 1 && t.trace.count == 1 && is(&t.trace.events[0], "optimizer", 0, -1, 0, 4);
+    bool kept = t.open == 1 && t.trace.count == 1 &&
+                is(&t.trace.events[0], "optimizer", 0, -1, 0, 4);
     size_t created = t.created;
     span_end(&t, stream, begin(&t, "forward"));
     arrived = true;
@@ -105,7 +114,8 @@ static void test_unfinished(void) {
           is(&e[2], "forward", 0, -1, 0, 5) && e[1].duration_us > 0 &&
           e[1].start_us < e[2].start_us,
           "a span that ends in the next step keeps its own step's number");
-    check(&c, created == 2 && t.created == 2, "and its events are not given to another span before");
+    check(&c, created == 2 && t.created == 2,
+          "and its events are not given to another span before");
 }
 
 static void test_reuse(void) {
@@ -114,22 +124,27 @@ static void test_reuse(void) {
     timeline_start(&t, true, 3, stream);
     bool order = true;
     for (int step = 1; step <= STEPS; step++) {
-        for (int i = 0; i < SPANS; i++) span_end(&t, stream, span_begin(&t, stream, 0, "forward", i, step));
+        for (int i = 0; i < SPANS; i++)
+            span_end(&t, stream, span_begin(&t, stream, 0, "forward", i, step));
         CUDA_CHECK(cudaStreamSynchronize(stream));
         timeline_collect(&t, (size_t)step);
     }
     for (size_t i = 0; i < t.trace.count && order; i++) {
         const TraceEvent *e = &t.trace.events[i];
         int step = (int)(i / SPANS) + 1;
-        order = is(e, "forward", 0, (int)(i % SPANS), step, step) && (i == 0 || e->start_us >= end_of(e - 1) - 1);
+        order = is(e, "forward", 0, (int)(i % SPANS), step, step) &&
+                (i == 0 || e->start_us >= end_of(e - 1) - 1);
     }
-    check(&c, t.trace.count == STEPS * SPANS && order, "%d steps of %d spans are all there, in order", STEPS, SPANS);
+    check(&c, t.trace.count == STEPS * SPANS && order,
+          "%d steps of %d spans are all there, in order", STEPS, SPANS);
     check(&c, fabs(t.origin_us - end_of(&t.trace.events[t.trace.count - 1])) < 1e-6,
           "times of a step are measured from the end of the one before");
-    check(&c, t.created == SPANS && t.open == 0, "a step's events serve the next one: %zu pairs of them", t.created);
+    check(&c, t.created == SPANS && t.open == 0,
+          "a step's events serve the next one: %zu pairs of them", t.created);
 }
 
-// 90 s after the origin a float of milliseconds is exact to 8 us. Spans still nest and follow each other.
+// 90 s after the origin a float of milliseconds is exact to 8 us. Spans still nest and follow
+// each other.
 static void test_late(void) {
     enum { SPANS = 300 };
     Timeline t;
@@ -146,9 +161,11 @@ static void test_late(void) {
     for (size_t i = 0; i < t.trace.count; i += 2) {
         const TraceEvent *outer = &t.trace.events[i], *inner = outer + 1;
         ok = ok && outer->start_us > 89e6 && inner->start_us >= outer->start_us;
-        ok = ok && end_of(inner) <= end_of(outer) + 1e-6 && (i == 0 || outer->start_us >= end_of(outer - 2) - 1e-6);
+        ok = ok && end_of(inner) <= end_of(outer) + 1e-6 &&
+             (i == 0 || outer->start_us >= end_of(outer - 2) - 1e-6);
     }
-    check(&c, t.trace.count == 2 * SPANS && ok, "%d late spans neither overlap nor leave the ones around them", SPANS);
+    check(&c, t.trace.count == 2 * SPANS && ok,
+          "%d late spans neither overlap nor leave the ones around them", SPANS);
 }
 
 static void test_off_and_paused(void) {
@@ -157,11 +174,13 @@ static void test_off_and_paused(void) {
     size_t number = begin(&t, "forward");
     span_end(&t, stream, number);
     timeline_collect(&t, 1);
-    check(&c, number == SIZE_MAX && t.created == 0 && t.trace.count == 0, "off: nothing is made and nothing kept");
+    check(&c, number == SIZE_MAX && t.created == 0 && t.trace.count == 0,
+          "off: nothing is made and nothing kept");
     timeline_start(&t, true, 3, stream);
     for (int i = 0; i < 6; i++) {
         t.on = i % 2 == 0;
-        size_t outer = begin(&t, t.on ? "forward" : "paused"), inner = begin(&t, t.on ? "loss" : "paused");
+        size_t outer = begin(&t, t.on ? "forward" : "paused"),
+               inner = begin(&t, t.on ? "loss" : "paused");
         span_end(&t, stream, inner);
         span_end(&t, stream, outer);
         CUDA_CHECK(cudaStreamSynchronize(stream));
@@ -186,7 +205,8 @@ static void test_labels(void) {
         span_end(&t, stream, inner);
         ok = ok && strcmp(cpu_current_label(), "backward micro-batch 2 chunk 1") == 0;
         span_end(&t, stream, outer);
-        check(&c, ok && !*cpu_current_label(), "labels, %s: the innermost open span, then none", on ? "on" : "off");
+        check(&c, ok && !*cpu_current_label(), "labels, %s: the innermost open span, then none",
+              on ? "on" : "off");
         CUDA_CHECK(cudaStreamSynchronize(stream));
     }
 }

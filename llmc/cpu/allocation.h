@@ -1,8 +1,9 @@
 // allocation.h: device and pinned host memory of the stand-in: known, checked and poisoned.
 //
-// New memory is NaN. A strip behind each allocation is checked by cudaFree and at every device synchronisation, so that
-// a kernel's write past the end is reported in any build. Under AddressSanitizer reads have exact bounds too, and only
-// the scheduler may touch device memory. A simulation has addresses that nothing can touch, and zeroed host memory.
+// New memory is NaN. A strip behind each allocation is checked by cudaFree and at every
+// device synchronisation, so that a kernel's write past the end is reported in any build.
+// Under AddressSanitizer reads have exact bounds too, and only the scheduler may touch
+// device memory. A simulation has addresses that nothing can touch, and zeroed host memory.
 #ifndef LLMC_CPU_ALLOCATION_H
 #define LLMC_CPU_ALLOCATION_H
 
@@ -26,7 +27,9 @@ struct CpuMemory {
     std::map<uintptr_t, CpuAllocation> live;
     size_t device_bytes;  // allocated now
     bool open;            // device memory may be touched: the scheduler runs
-    uintptr_t nowhere = (uintptr_t)1 << 52;  // the next address of a simulation, beyond those that a program can have
+    uintptr_t nowhere =
+        (uintptr_t)1
+        << 52;  // the next address of a simulation, beyond those that a program can have
 };
 
 inline CpuMemory &cpu_memory() {
@@ -34,38 +37,51 @@ inline CpuMemory &cpu_memory() {
     return memory;
 }
 
-// Device: inside one live allocation of cudaMalloc. Host: no device memory, and not past the end of a pinned block.
+// Device: inside one live allocation of cudaMalloc. Host: no device memory, and not past
+// the end of a pinned block.
 enum CpuPlace { CPU_NOWHERE, CPU_HOST, CPU_DEVICE };
 
 // Returns where [p, p + bytes) lies.
 static inline CpuPlace cpu_place(const void *p, size_t bytes) {
     const auto &live = cpu_memory().live;
     uintptr_t at = (uintptr_t)p;
-    auto after = live.upper_bound(at), a = after == live.begin() ? live.end() : std::prev(after);
+    auto after = live.upper_bound(at),
+         a = after == live.begin() ? live.end() : std::prev(after);
     if (a != live.end() && at - a->first < a->second.bytes)
-        return bytes > a->second.bytes - (at - a->first) ? CPU_NOWHERE : a->second.device ? CPU_DEVICE : CPU_HOST;
+        return bytes > a->second.bytes - (at - a->first) ? CPU_NOWHERE
+               : a->second.device                        ? CPU_DEVICE
+                                                         : CPU_HOST;
     return after == live.end() || after->first - at >= bytes ? CPU_HOST : CPU_NOWHERE;
 }
-static inline bool cpu_is_device_range(const void *p, size_t bytes) { return cpu_place(p, bytes) == CPU_DEVICE; }
+static inline bool cpu_is_device_range(const void *p, size_t bytes) {
+    return cpu_place(p, bytes) == CPU_DEVICE;
+}
 
 // Calls piece(first, bytes) for parts of a range, over the OS threads when it is large.
 template <class Piece>
 static inline void cpu_in_pieces(size_t bytes, Piece piece) {
     size_t size = bytes < CPU_BIG ? bytes : CPU_PIECE;
 #pragma omp parallel for schedule(static) if (bytes > size)
-    for (size_t first = 0; first < bytes; first += size) piece(first, std::min(size, bytes - first));
+    for (size_t first = 0; first < bytes; first += size)
+        piece(first, std::min(size, bytes - first));
 }
 static inline void cpu_fill(void *p, int byte, size_t bytes) {
-    cpu_in_pieces(bytes, [=](size_t first, size_t n) { memset((char *)p + first, byte, n); });
+    cpu_in_pieces(bytes,
+                  [=](size_t first, size_t n) { memset((char *)p + first, byte, n); });
 }
 static inline void cpu_copy(void *to, const void *from, size_t bytes) {
-    cpu_in_pieces(bytes, [=](size_t first, size_t n) { memmove((char *)to + first, (const char *)from + first, n); });
+    cpu_in_pieces(bytes, [=](size_t first, size_t n) {
+        memmove((char *)to + first, (const char *)from + first, n);
+    });
 }
 
-static inline void cpu_poison([[maybe_unused]] void *p, [[maybe_unused]] size_t bytes, [[maybe_unused]] bool poison) {
+static inline void cpu_poison([[maybe_unused]] void *p, [[maybe_unused]] size_t bytes,
+                              [[maybe_unused]] bool poison) {
 #if CPU_ASAN
-    if (poison) ASAN_POISON_MEMORY_REGION(p, bytes);
-    else ASAN_UNPOISON_MEMORY_REGION(p, bytes);
+    if (poison)
+        ASAN_POISON_MEMORY_REGION(p, bytes);
+    else
+        ASAN_UNPOISON_MEMORY_REGION(p, bytes);
 #endif
 }
 
@@ -90,10 +106,12 @@ static inline void *cpu_allocate(size_t bytes, bool device) {
         return (void *)p;
     }
     bool big = bytes >= (size_t)CPU_BIG && !CPU_ASAN;
-    // Big blocks start on a huge page plus a little: blocks all equal modulo 4 KiB fight for the same cache lines.
+    // Big blocks start on a huge page plus a little: blocks all equal modulo 4 KiB fight
+    // for the same cache lines.
     size_t offset = big ? m.live.size() % 13 * 1280 : 0;
     char *base;
-    if (bytes > SIZE_MAX / 2 || posix_memalign((void **)&base, big ? CPU_PIECE : 256, bytes + offset + CPU_FENCE))
+    if (bytes > SIZE_MAX / 2 ||
+        posix_memalign((void **)&base, big ? CPU_PIECE : 256, bytes + offset + CPU_FENCE))
         return NULL;
     if (big) madvise(base, bytes + offset, MADV_HUGEPAGE);
     char *p = base + offset;
@@ -109,14 +127,16 @@ static inline void cpu_check_fence(uintptr_t p, const CpuAllocation &a) {
     const unsigned char *fence = (const unsigned char *)p + a.bytes;
     for (int i = 0; a.base && i < CPU_FENCE; i++)
         if (fence[i] != CPU_FENCE_BYTE)
-            cpu_abort("out of bounds: byte %d behind the %zu bytes of %s at %p was written", i, a.bytes,
-                      a.device ? "device memory" : "pinned host memory", (void *)p);
+            cpu_abort("out of bounds: byte %d behind the %zu bytes of %s at %p was written",
+                      i, a.bytes, a.device ? "device memory" : "pinned host memory",
+                      (void *)p);
 }
 static inline void cpu_check_fences() {
     for (auto &a : cpu_memory().live) cpu_check_fence(a.first, a.second);
 }
 
-// Frees device memory. Returns false if p is not the start of a live allocation of cudaMalloc.
+// Frees device memory. Returns false if p is not the start of a live allocation of
+// cudaMalloc.
 static inline bool cpu_release(void *p) {
     CpuMemory &m = cpu_memory();
     auto a = m.live.find((uintptr_t)p);

@@ -1,13 +1,16 @@
-// clock.h: a virtual clock for the streams, in nanoseconds: the times of their operations on a device of a described
-// cluster (llmc/sim). Off unless cpu_clock_start was called.
+// clock.h: a virtual clock for the streams, in nanoseconds: the times of their operations
+// on a device of a described cluster (llmc/sim). Off unless cpu_clock_start was called.
 //
-// Time follows from the flow of data alone, never from the order in which this machine works.
-//   - The host has a time; enqueuing costs it launch_host, and waiting for a stream moves it on.
-//   - An operation begins when the stream's operation before it has ended, and the host has enqueued it. It also waits
-//     for its event, or for all ranks of its collective or message (llmc/mpi/timing.h).
+// Time follows from the flow of data alone, never from the order in which this machine
+// works.
+//   - The host has a time; enqueuing costs it launch_host, and waiting for a stream moves
+//     it on.
+//   - An operation begins when the stream's operation before it has ended, and the host has
+//     enqueued it. It also waits for its event, or for all ranks of its collective or
+//     message (llmc/mpi/timing.h).
 //   - It ends when its cost is over; an event holds the end of the operation before it.
-// So a run's times do not depend on the load, CPU_STREAM_ORDER or NCCL_DELAY. stream.h and cuda_runtime.h call the
-// functions here; simulate.h has the mode that runs no kernels.
+// So a run's times do not depend on the load, CPU_STREAM_ORDER or NCCL_DELAY. stream.h and
+// cuda_runtime.h call the functions here; simulate.h has the mode that runs no kernels.
 #ifndef LLMC_CPU_CLOCK_H
 #define LLMC_CPU_CLOCK_H
 
@@ -24,22 +27,27 @@
 
 enum { CPU_MAX_STREAMS = 64, CPU_GAPS = 128 };
 
-// The end of a stream's work when an event was recorded, and the communication in that work.
+// The end of a stream's work when an event was recorded, and the communication in that
+// work.
 struct CpuMoment {
     double ns;
-    unsigned stream;          // its number, from 1
-    double begun;             // begin of the stream's last communication, or of the first that had no gap behind it
-    double first, busy;       // begin of the first collective since the record before; ns of all collectives so far
+    unsigned stream;  // its number, from 1
+    double begun;  // begin of the stream's last communication, or of the first that had no
+                   // gap behind it
+    double first, busy;  // begin of the first collective since the record before; ns of all
+                         // collectives so far
     TimePart part = TIME_IDLE;  // of the last communication; IDLE: there was none
 };
 
 struct CpuTimes {
-    bool computes;            // kernels were put into the stream
+    bool computes;  // kernels were put into the stream
     double now;
-    CpuMoment last;           // its communication so far, and when that ended
-    double seen[CPU_MAX_STREAMS];  // ns of other streams' collectives that it has waited for
-    double spent[TIME_PARTS];  // that of IDLE means nothing: a step is idle in the rest of its time
-    double gaps[CPU_GAPS][2];  // [begin, end) of its last waits, in a ring
+    CpuMoment last;  // its communication so far, and when that ended
+    double
+        seen[CPU_MAX_STREAMS];  // ns of other streams' collectives that it has waited for
+    double spent[TIME_PARTS];   // that of IDLE means nothing: a step is idle in the rest of
+                                // its time
+    double gaps[CPU_GAPS][2];   // [begin, end) of its last waits, in a ring
     size_t gap_count;
 };
 
@@ -57,13 +65,15 @@ struct CpuStep {
 
 struct CpuClock {
     bool on;
-    bool simulates;           // kernels are not run, and device memory is not touched
+    bool simulates;  // kernels are not run, and device memory is not touched
     Cluster cluster;
-    size_t shift;             // of a simulation: its ranks have the places of ranks with numbers so much higher
-    CpuStep step;             // the last one
-    double host;              // ns
-    unsigned epoch;           // counts cpu_clock_zero: a communicator's times of earlier epochs are 0
-    CpuCost next;             // of the next launch: the sum of what was stated
+    size_t shift;  // of a simulation: its ranks have the places of ranks with numbers so
+                   // much higher
+    CpuStep step;  // the last one
+    double host;   // ns
+    unsigned
+        epoch;     // counts cpu_clock_zero: a communicator's times of earlier epochs are 0
+    CpuCost next;  // of the next launch: the sum of what was stated
 };
 
 inline CpuClock &cpu_clock() {
@@ -78,27 +88,38 @@ inline void cpu_clock_start(const Cluster *cluster, bool simulates) {
     c.cluster = *cluster;
 }
 
-static inline bool cpu_simulates() { return cpu_clock().simulates; }
+static inline bool cpu_simulates() {
+    return cpu_clock().simulates;
+}
 
-// Times are whole ns. Their sums are exact for 104 days (2^53 ns) and never infinite, whatever a cluster file says.
-static inline double cpu_ns(double seconds) { return round(1e9 * seconds); }
+// Times are whole ns. Their sums are exact for 104 days (2^53 ns) and never infinite,
+// whatever a cluster file says.
+static inline double cpu_ns(double seconds) {
+    return round(1e9 * seconds);
+}
 
-// ---------------------------------------------------------------------------------------------- costs
+// ---------------------------------------------------------------------------------- costs
 
 static inline TimePart cpu_part_of(KernelKind kind) {
     if (kind == KERNEL_GEMM) return TIME_GEMM;
-    if (kind == KERNEL_ATTENTION_FORWARD || kind == KERNEL_ATTENTION_BACKWARD) return TIME_ATTENTION;
+    if (kind == KERNEL_ATTENTION_FORWARD || kind == KERNEL_ATTENTION_BACKWARD)
+        return TIME_ATTENTION;
     return kind == KERNEL_OPTIMIZER ? TIME_OPTIMIZER : TIME_MEMORY;
 }
 
-// Returns the seconds of attention by the cluster's law. Its rates are for 16 bits; fp32 is slower by the ratio of the
-// peaks. Unfused attention also copies its operands out of qkv and back.
+// Returns the seconds of attention by the cluster's law. Its rates are for 16 bits; fp32 is
+// slower by the ratio of the peaks. Unfused attention also copies its operands out of qkv
+// and back.
 static inline double cpu_attention_seconds(const Cluster *c, const KernelWork *w) {
     bool backward = w->kind == KERNEL_ATTENTION_BACKWARD;
     double seconds = cost_attention(c, backward, w->B, w->T, w->NH, w->HS);
-    if (w->width == 4) seconds = c->launch_device + (seconds - c->launch_device) * c->peak_bf16 / c->peak_fp32;
+    if (w->width == 4)
+        seconds = c->launch_device +
+                  (seconds - c->launch_device) * c->peak_bf16 / c->peak_fp32;
     double copied = (double)(w->B * w->T * w->NH * w->HS * w->width) * (backward ? 8 : 2);
-    return c->attention == ATTENTION_FLASH ? seconds : seconds + cost_memory(c, c->elementwise_efficiency, copied);
+    return c->attention == ATTENTION_FLASH
+               ? seconds
+               : seconds + cost_memory(c, c->elementwise_efficiency, copied);
 }
 
 // Returns the seconds of a kernel on a device of the cluster.
@@ -107,16 +128,26 @@ static inline double cpu_kernel_seconds(const Cluster *c, const KernelWork *w) {
     double added = w->accumulates ? c->accumulate_bytes * (double)w->M * (double)w->N : 0;
     switch (w->kind) {
         case KERNEL_GEMM:
-            return cost_gemm(c, w->M, w->N, w->K, w->width) + cost_memory(c, c->elementwise_efficiency, added);
-        case KERNEL_ATTENTION_FORWARD: case KERNEL_ATTENTION_BACKWARD: return cpu_attention_seconds(c, w);
+            return cost_gemm(c, w->M, w->N, w->K, w->width) +
+                   cost_memory(c, c->elementwise_efficiency, added);
+        case KERNEL_ATTENTION_FORWARD:
+        case KERNEL_ATTENTION_BACKWARD: return cpu_attention_seconds(c, w);
         case KERNEL_RESIDUAL: return cost_memory(c, c->elementwise_efficiency, masked);
         case KERNEL_EXPONENTIAL: return cost_memory(c, c->softmax_efficiency, bytes);
-        case KERNEL_RESIDUAL_LAYERNORM: return cost_memory(c, c->layernorm_forward_efficiency, masked);
-        case KERNEL_LAYERNORM_FORWARD: return cost_memory(c, c->layernorm_forward_efficiency, bytes);
-        case KERNEL_LAYERNORM_BACKWARD: return cost_memory(c, c->layernorm_backward_efficiency, bytes);
-        case KERNEL_CLASSIFIER: return cost_memory(c, c->elementwise_efficiency, c->classifier_bytes / 2 * w->elements);
-        case KERNEL_OPTIMIZER: return cost_memory(c, c->optimizer_efficiency, c->optimizer_bytes * w->elements);
-        case KERNEL_COPY: return c->launch_device + bytes / c->nic_bandwidth;  // over PCIe, as to a NIC
+        case KERNEL_RESIDUAL_LAYERNORM:
+            return cost_memory(c, c->layernorm_forward_efficiency, masked);
+        case KERNEL_LAYERNORM_FORWARD:
+            return cost_memory(c, c->layernorm_forward_efficiency, bytes);
+        case KERNEL_LAYERNORM_BACKWARD:
+            return cost_memory(c, c->layernorm_backward_efficiency, bytes);
+        case KERNEL_CLASSIFIER:
+            return cost_memory(c, c->elementwise_efficiency,
+                               c->classifier_bytes / 2 * w->elements);
+        case KERNEL_OPTIMIZER:
+            return cost_memory(c, c->optimizer_efficiency,
+                               c->optimizer_bytes * w->elements);
+        case KERNEL_COPY:
+            return c->launch_device + bytes / c->nic_bandwidth;  // over PCIe, as to a NIC
         default: return cost_memory(c, c->elementwise_efficiency, bytes);
     }
 }
@@ -131,14 +162,18 @@ inline void cpu_state_work(const KernelWork &work) {
 
 static inline void cpu_state_bytes(KernelKind kind, double bytes) {
     KernelWork work = KernelWork();
-    work.kind = kind, work.bytes = bytes;
+    work.kind = kind;
+    work.bytes = bytes;
     cpu_state_work(work);
 }
 
 // Lets the host work for `ns`, and returns its time.
-static inline double cpu_clock_host_works(double ns) { return cpu_clock().host += ns; }
+static inline double cpu_clock_host_works(double ns) {
+    return cpu_clock().host += ns;
+}
 
-// Returns the stated cost of an operation that is being enqueued, at least that of the shortest kernel.
+// Returns the stated cost of an operation that is being enqueued, at least that of the
+// shortest kernel.
 static inline CpuCost cpu_take_cost() {
     CpuClock &c = cpu_clock();
     CpuCost cost = std::exchange(c.next, CpuCost());
@@ -149,7 +184,7 @@ static inline CpuCost cpu_take_cost() {
     return cost;
 }
 
-// ---------------------------------------------------------------------------------------------- streams
+// -------------------------------------------------------------------------------- streams
 
 // Does work that begins when the host has enqueued it, or later.
 static inline void cpu_clock_work(CpuTimes *t, const CpuCost &cost) {
@@ -168,14 +203,16 @@ static inline CpuMoment cpu_clock_record(CpuTimes *t, double host) {
 // Remembers that the stream waited from..until.
 static inline void cpu_clock_gap(CpuTimes *t, double from, double until) {
     double *gap = t->gaps[t->gap_count++ % CPU_GAPS];
-    gap[0] = from, gap[1] = until;
+    gap[0] = from;
+    gap[1] = until;
 }
 
 // Returns how long the stream worked in from..until, by its remembered waits.
 static inline double cpu_clock_worked(const CpuTimes *t, double from, double until) {
     double worked = until > from ? until - from : 0;
     size_t oldest = t->gap_count > CPU_GAPS ? t->gap_count - CPU_GAPS : 0;
-    for (size_t i = t->gap_count; i > oldest && t->gaps[(i - 1) % CPU_GAPS][1] > from; i--) {
+    for (size_t i = t->gap_count; i > oldest && t->gaps[(i - 1) % CPU_GAPS][1] > from;
+         i--) {
         const double *gap = t->gaps[(i - 1) % CPU_GAPS];
         double begin = std::max(gap[0], from), end = std::min(gap[1], until);
         worked -= end > begin ? end - begin : 0;
@@ -183,8 +220,8 @@ static inline double cpu_clock_worked(const CpuTimes *t, double from, double unt
     return worked;
 }
 
-// Slows the stream by overlap_slowdown while collectives ran beside it: as long as it worked since the first of them
-// began, and at most as long as they took.
+// Slows the stream by overlap_slowdown while collectives ran beside it: as long as it
+// worked since the first of them began, and at most as long as they took.
 static inline void cpu_clock_beside(CpuTimes *t, const CpuMoment &m) {
     double *seen = &t->seen[m.stream % CPU_MAX_STREAMS], busy = m.busy - *seen;
     if (busy <= 0) return;
@@ -205,7 +242,8 @@ static inline void cpu_clock_wait(CpuTimes *t, const CpuMoment &m) {
 }
 
 // Ends a communication that took begin..end.
-static inline void cpu_clock_communicated(CpuTimes *t, double begin, double end, TimePart part, bool collective) {
+static inline void cpu_clock_communicated(CpuTimes *t, double begin, double end,
+                                          TimePart part, bool collective) {
     t->spent[part] += end - begin;
     cpu_clock_gap(t, t->now, end);
     t->now = end;

@@ -1,4 +1,5 @@
-// cuda_bf16.h: the bfloat16 type and its conversions. Arithmetic is left out: kernels compute in float.
+// cuda_bf16.h: the bfloat16 type and its conversions. Arithmetic is left out: kernels
+// compute in float.
 #ifndef LLMC_CPU_CUDA_BF16_H
 #define LLMC_CPU_CUDA_BF16_H
 
@@ -11,10 +12,15 @@ struct __nv_bfloat16 {
     explicit operator float() const { return bf16_to_float(__x); }
 };
 
-static inline float __bfloat162float(__nv_bfloat16 value) { return (float)value; }
-static inline __nv_bfloat16 __float2bfloat16_rn(float value) { return __nv_bfloat16(value); }
+static inline float __bfloat162float(__nv_bfloat16 value) {
+    return (float)value;
+}
+static inline __nv_bfloat16 __float2bfloat16_rn(float value) {
+    return __nv_bfloat16(value);
+}
 
-// bf16.h's conversions of eight numbers, for loops over memory that the compiler does not vectorise by itself.
+// bf16.h's conversions of eight numbers, for loops over memory that the compiler does not
+// vectorise by itself.
 typedef uint16_t Bf16x8 __attribute__((vector_size(16)));
 typedef uint32_t Word8 __attribute__((vector_size(32)));
 

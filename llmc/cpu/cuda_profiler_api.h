@@ -4,7 +4,11 @@
 
 #include "cuda_runtime.h"
 
-static inline cudaError_t cudaProfilerStart() { return cudaSuccess; }
-static inline cudaError_t cudaProfilerStop() { return cudaSuccess; }
+static inline cudaError_t cudaProfilerStart() {
+    return cudaSuccess;
+}
+static inline cudaError_t cudaProfilerStop() {
+    return cudaSuccess;
+}
 
 #endif

@@ -1,8 +1,10 @@
-// cuda_runtime.h: the part of the CUDA runtime that this project uses, on a CPU without any GPU.
+// cuda_runtime.h: the part of the CUDA runtime that this project uses, on a CPU without any
+// GPU.
 //
-// Names, signatures and error codes are CUDA's; the rest of it does not compile. It is stricter than the real thing:
-// stream 0 is refused for kernels and asynchronous work, host and device pointers are told apart, and every range is
-// checked. allocation.h has the memory, stream.h the queues, fibre.h and warp.h the threads, vectors.h the exponential.
+// Names, signatures and error codes are CUDA's; the rest of it does not compile. It is
+// stricter than the real thing: stream 0 is refused for kernels and asynchronous work, host
+// and device pointers are told apart, and every range is checked. allocation.h has the
+// memory, stream.h the queues, fibre.h and warp.h the threads, vectors.h the exponential.
 #ifndef LLMC_CPU_CUDA_RUNTIME_H
 #define LLMC_CPU_CUDA_RUNTIME_H
 
@@ -19,7 +21,11 @@
 #define ROLLED
 
 enum cudaDataType { CUDA_R_32F = 0, CUDA_R_16BF = 14 };
-enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
+enum cudaMemcpyKind {
+    cudaMemcpyHostToDevice = 1,
+    cudaMemcpyDeviceToHost,
+    cudaMemcpyDeviceToDevice
+};
 enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2 };
 
 struct cudaDeviceProp {
@@ -29,27 +35,38 @@ struct cudaDeviceProp {
 
 // Remembers an error for cudaGetLastError, and passes it on.
 static inline cudaError_t cpu_error(cudaError_t error) {
-    if (error != cudaSuccess && error != cudaErrorNotReady) cpu_runtime().last_error = error;
+    if (error != cudaSuccess && error != cudaErrorNotReady)
+        cpu_runtime().last_error = error;
     return error;
 }
-// Returns the last error once. A refused launch shows up here and nowhere else: no synchronisation reports it.
-static inline cudaError_t cudaGetLastError() { return std::exchange(cpu_runtime().last_error, cudaSuccess); }
+// Returns the last error once. A refused launch shows up here and nowhere else: no
+// synchronisation reports it.
+static inline cudaError_t cudaGetLastError() {
+    return std::exchange(cpu_runtime().last_error, cudaSuccess);
+}
 
-// ---------------------------------------------------------------------------------------------- device
+// --------------------------------------------------------------------------------- device
 
 // CPU_NO_DEVICE=1 makes a machine without a GPU or its driver.
 static inline cudaError_t cudaGetDeviceCount(int *count) {
-    return *count = !getenv("CPU_NO_DEVICE"), cpu_error(*count ? cudaSuccess : cudaErrorNoDevice);
+    return *count = !getenv("CPU_NO_DEVICE"),
+           cpu_error(*count ? cudaSuccess : cudaErrorNoDevice);
 }
-static inline cudaError_t cudaGetDevice(int *device) { return *device = 0, cudaSuccess; }
+static inline cudaError_t cudaGetDevice(int *device) {
+    return *device = 0, cudaSuccess;
+}
 static inline cudaError_t cudaSetDevice(int device) {
     return cpu_error(device ? cudaErrorInvalidDevice : cudaSuccess);
 }
 static inline cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device) {
-    if (device || getenv("CPU_NO_DEVICE")) return cpu_error(device ? cudaErrorInvalidDevice : cudaErrorNoDevice);
+    if (device || getenv("CPU_NO_DEVICE"))
+        return cpu_error(device ? cudaErrorInvalidDevice : cudaErrorNoDevice);
     strcpy(prop->name, "CPU (stand-in)");
-    if (cpu_clock().on) snprintf(prop->name, sizeof prop->name, "%.63s (virtual time)", cpu_clock().cluster.name);
-    prop->major = 9, prop->minor = 0;
+    if (cpu_clock().on)
+        snprintf(prop->name, sizeof prop->name, "%.63s (virtual time)",
+                 cpu_clock().cluster.name);
+    prop->major = 9;
+    prop->minor = 0;
     return cudaSuccess;
 }
 static inline cudaError_t cudaDeviceSynchronize() {
@@ -59,13 +76,14 @@ static inline cudaError_t cudaDeviceSynchronize() {
     return cudaSuccess;
 }
 
-// ---------------------------------------------------------------------------------------------- streams
+// -------------------------------------------------------------------------------- streams
 
 // Returns a range of priorities, which change nothing here.
 static inline cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
     return *least = 0, *greatest = -5, cudaSuccess;
 }
-static inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int) {
+static inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags,
+                                                       int) {
     CpuRuntime &r = cpu_runtime();
     stall_patience();  // a wrong setting ends the program early
     if (r.streams.size() == CPU_MAX_STREAMS) return cpu_error(cudaErrorMemoryAllocation);
@@ -73,7 +91,9 @@ static inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, uns
     (*stream)->times.last.stream = (unsigned)r.streams.size();
     return cudaSuccess;
 }
-static inline cudaError_t cudaStreamCreate(cudaStream_t *stream) { return cudaStreamCreateWithPriority(stream, 0, 0); }
+static inline cudaError_t cudaStreamCreate(cudaStream_t *stream) {
+    return cudaStreamCreateWithPriority(stream, 0, 0);
+}
 
 static inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     if (!cpu_is_stream(stream)) return cpu_error(cudaErrorInvalidResourceHandle);
@@ -81,8 +101,8 @@ static inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     cpu_clock_host_waits(stream->times.now);
     return cudaSuccess;
 }
-// Completes at most one operation, so that a loop over queries ends. On the virtual clock such a loop is a
-// synchronisation: success moves the host's time.
+// Completes at most one operation, so that a loop over queries ends. On the virtual clock
+// such a loop is a synchronisation: success moves the host's time.
 static inline cudaError_t cudaStreamQuery(cudaStream_t stream) {
     if (!cpu_is_stream(stream)) return cpu_error(cudaErrorInvalidResourceHandle);
     if (stream->queue.empty()) return cpu_clock_host_waits(stream->times.now), cudaSuccess;
@@ -90,13 +110,15 @@ static inline cudaError_t cudaStreamQuery(cudaStream_t stream) {
     return cudaErrorNotReady;
 }
 
-// ---------------------------------------------------------------------------------------------- events
+// --------------------------------------------------------------------------------- events
 
 static inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
     cpu_runtime().events.insert(*event = new CUevent_st{nullptr, flags});
     return cudaSuccess;
 }
-static inline cudaError_t cudaEventCreate(cudaEvent_t *event) { return cudaEventCreateWithFlags(event, 0); }
+static inline cudaError_t cudaEventCreate(cudaEvent_t *event) {
+    return cudaEventCreateWithFlags(event, 0);
+}
 static inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = 0) {
     if (!cpu_is_event(event)) return cpu_error(cudaErrorInvalidResourceHandle);
     std::shared_ptr<CpuRecord> record = event->last = std::make_shared<CpuRecord>();
@@ -110,7 +132,8 @@ static inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream
     return cudaSuccess;
 }
 // Waits for the record that the event holds now; never recorded, it is no wait.
-static inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned = 0) {
+static inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event,
+                                              unsigned = 0) {
     if (!cpu_is_event(event)) return cpu_error(cudaErrorInvalidResourceHandle);
     cpu_check_enqueue(stream, "cudaStreamWaitEvent");
     std::shared_ptr<CpuRecord> record = event->last;
@@ -129,14 +152,16 @@ static inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     if (record) cpu_clock_host_waits(record->moment.ns);
     return cudaSuccess;
 }
-// Completes at most one operation. The answer depends on this machine's speed, so it does not move the virtual clock.
+// Completes at most one operation. The answer depends on this machine's speed, so it does
+// not move the virtual clock.
 static inline cudaError_t cudaEventQuery(cudaEvent_t event) {
     if (!cpu_is_event(event)) return cpu_error(cudaErrorInvalidResourceHandle);
     if (!event->last || event->last->done) return cudaSuccess;
     cpu_try_one();
     return cudaErrorNotReady;
 }
-static inline cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end) {
+static inline cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start,
+                                               cudaEvent_t end) {
     if (!cpu_is_event(start) || !cpu_is_event(end) || !start->last || !end->last ||
         ((start->flags | end->flags) & cudaEventDisableTiming))
         return cpu_error(cudaErrorInvalidResourceHandle);
@@ -151,12 +176,13 @@ static inline cudaError_t cudaEventDestroy(cudaEvent_t event) {
     return cudaSuccess;
 }
 
-// ---------------------------------------------------------------------------------------------- memory
+// --------------------------------------------------------------------------------- memory
 
-// Returns the bytes of the "device": CPU_DEVICE_MEMORY (in MiB) or the machine's memory, or in a simulation the memory
-// of the cluster's device. Available is the rest of both.
+// Returns the bytes of the "device": CPU_DEVICE_MEMORY (in MiB) or the machine's memory, or
+// in a simulation the memory of the cluster's device. Available is the rest of both.
 static inline cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
-    size_t machine = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE), unused = machine;
+    size_t machine = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE),
+           unused = machine;
     FILE *f = fopen("/proc/meminfo", "r");
     if (f) {
         char line[128];
@@ -167,7 +193,9 @@ static inline cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
     }
     double limit = environment_number("CPU_DEVICE_MEMORY", 0);
     *total = limit > 0 ? (size_t)(limit * (1 << 20)) : machine;
-    if (cpu_simulates()) unused = *total = (size_t)(cpu_clock().cluster.memory - cpu_clock().cluster.reserve);
+    if (cpu_simulates())
+        unused = *total =
+            (size_t)(cpu_clock().cluster.memory - cpu_clock().cluster.reserve);
     size_t used = cpu_memory().device_bytes, left = *total > used ? *total - used : 0;
     *available = std::min(left, unused);
     return cudaSuccess;
@@ -178,13 +206,18 @@ static inline cudaError_t cpu_malloc(void **p, size_t bytes, bool device) {
     if (bytes == 0) return cudaSuccess;
     size_t available, total;
     cudaMemGetInfo(&available, &total);
-    if (bytes > available || !(*p = cpu_allocate(bytes, device))) return cpu_error(cudaErrorMemoryAllocation);
+    if (bytes > available || !(*p = cpu_allocate(bytes, device)))
+        return cpu_error(cudaErrorMemoryAllocation);
     return cudaSuccess;
 }
 template <class T>
-static inline cudaError_t cudaMalloc(T **p, size_t bytes) { return cpu_malloc((void **)p, bytes, true); }
+static inline cudaError_t cudaMalloc(T **p, size_t bytes) {
+    return cpu_malloc((void **)p, bytes, true);
+}
 template <class T>
-static inline cudaError_t cudaMallocHost(T **p, size_t bytes) { return cpu_malloc((void **)p, bytes, false); }
+static inline cudaError_t cudaMallocHost(T **p, size_t bytes) {
+    return cpu_malloc((void **)p, bytes, false);
+}
 
 // Frees after all queued work.
 static inline cudaError_t cudaFree(void *p) {
@@ -194,26 +227,31 @@ static inline cudaError_t cudaFree(void *p) {
 }
 
 // Checks that both ranges are valid and of the kind's direction.
-static inline cudaError_t cpu_check_copy(const void *to, const void *from, size_t bytes, cudaMemcpyKind kind) {
+static inline cudaError_t cpu_check_copy(const void *to, const void *from, size_t bytes,
+                                         cudaMemcpyKind kind) {
     CpuPlace target = cpu_place(to, bytes), source = cpu_place(from, bytes);
-    if (!to || !from || target == CPU_NOWHERE || source == CPU_NOWHERE) return cudaErrorInvalidValue;
+    if (!to || !from || target == CPU_NOWHERE || source == CPU_NOWHERE)
+        return cudaErrorInvalidValue;
     bool fits = target == (kind == cudaMemcpyDeviceToHost ? CPU_HOST : CPU_DEVICE) &&
                 source == (kind == cudaMemcpyHostToDevice ? CPU_HOST : CPU_DEVICE);
     return fits ? cudaSuccess : cudaErrorInvalidMemcpyDirection;
 }
 
-// Enqueues a copy, which reads its source late, even from pageable memory: keep it until then.
-static inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
-                                          cudaStream_t stream = 0) {
+// Enqueues a copy, which reads its source late, even from pageable memory: keep it until
+// then.
+static inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes,
+                                          cudaMemcpyKind kind, cudaStream_t stream = 0) {
     if (bytes == 0) return cudaSuccess;
     cudaError_t error = cpu_check_copy(to, from, bytes, kind);
     if (error != cudaSuccess) return cpu_error(error);
     bool inside = kind == cudaMemcpyDeviceToDevice;
-    cpu_state_bytes(inside ? KERNEL_ELEMENTWISE : KERNEL_COPY, (inside ? 2.0 : 1.0) * (double)bytes);
+    cpu_state_bytes(inside ? KERNEL_ELEMENTWISE : KERNEL_COPY,
+                    (inside ? 2.0 : 1.0) * (double)bytes);
     cpu_enqueue_work(stream, "cudaMemcpyAsync", [=] { cpu_copy(to, from, bytes); });
     return cudaSuccess;
 }
-static inline cudaError_t cudaMemsetAsync(void *p, int byte, size_t bytes, cudaStream_t stream = 0) {
+static inline cudaError_t cudaMemsetAsync(void *p, int byte, size_t bytes,
+                                          cudaStream_t stream = 0) {
     if (bytes == 0) return cudaSuccess;
     if (!cpu_is_device_range(p, bytes)) return cpu_error(cudaErrorInvalidValue);
     cpu_state_bytes(KERNEL_ELEMENTWISE, (double)bytes);
@@ -232,7 +270,8 @@ static inline cudaError_t cpu_at_once(KernelKind kind, size_t bytes, Work work) 
     cpu_open_memory(before);
     return cudaSuccess;
 }
-static inline cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind) {
+static inline cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes,
+                                     cudaMemcpyKind kind) {
     if (bytes == 0) return cudaSuccess;
     cudaError_t error = cpu_check_copy(to, from, bytes, kind);
     if (error != cudaSuccess) return cpu_error(error);

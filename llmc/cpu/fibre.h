@@ -1,8 +1,10 @@
-// fibre.h: runs the threads of a block: one OS thread per block, a fibre per waiting thread.
+// fibre.h: runs the threads of a block: one OS thread per block, a fibre per waiting
+// thread.
 //
-// A kernel's threads run one after the other as plain calls. A thread that meets a barrier stays suspended on its
-// stack, and another one continues: a ready thread, or a fibre that starts new threads. Fibres are made by makecontext,
-// pooled by each OS thread, and switched by _setjmp and _longjmp, which cost a few ns and no system call.
+// A kernel's threads run one after the other as plain calls. A thread that meets a barrier
+// stays suspended on its stack, and another one continues: a ready thread, or a fibre that
+// starts new threads. Fibres are made by makecontext, pooled by each OS thread, and
+// switched by _setjmp and _longjmp, which cost a few ns and no system call.
 #ifndef LLMC_CPU_FIBRE_H
 #define LLMC_CPU_FIBRE_H
 
@@ -35,21 +37,29 @@
 
 struct dim3 {
     unsigned x, y, z;
-    constexpr dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
+    constexpr dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1)
+        : x(x_), y(y_), z(z_) {}
 };
 inline thread_local dim3 threadIdx, blockIdx, blockDim, gridDim;
 
-enum { CPU_WARP = 32, CPU_MAX_THREADS = 1024, CPU_STACK = CPU_ASAN ? 256 << 10 : 64 << 10, CPU_GUARD = 4096 };
+enum {
+    CPU_WARP = 32,
+    CPU_MAX_THREADS = 1024,
+    CPU_STACK = CPU_ASAN ? 256 << 10 : 64 << 10,
+    CPU_GUARD = 4096
+};
 
 struct CpuFibre {
     jmp_buf where;
-    unsigned thread;    // that is suspended on it
-    const void *stack;  // [size] above a guard page; fibre 0 is the OS thread on its own stack
+    unsigned thread;  // that is suspended on it
+    const void
+        *stack;  // [size] above a guard page; fibre 0 is the OS thread on its own stack
     size_t size;
-    void *fake;         // for the sanitizer
+    void *fake;  // for the sanitizer
 };
 
-// The words of a thread at the rendezvous of its warp. `results` puts results in place of the values of all 32 lanes.
+// The words of a thread at the rendezvous of its warp. `results` puts results in place of
+// the values of all 32 lanes.
 struct CpuLane;
 typedef void (*CpuResults)(CpuLane *lanes);
 struct CpuLane {
@@ -61,7 +71,8 @@ struct CpuLane {
 
 struct CpuBlock;
 
-// A launch, ready to run: run() runs unstarted threads of the OS thread's block until others should run first.
+// A launch, ready to run: run() runs unstarted threads of the OS thread's block until
+// others should run first.
 struct CpuGrid {
     const char *name;
     dim3 grid, block;
@@ -71,11 +82,12 @@ struct CpuGrid {
 // The block that an OS thread runs, and its pool of fibres.
 struct CpuBlock {
     const CpuGrid *launch;
-    unsigned count, next, current;  // threads; of these started; the running one (x fastest)
-    uint64_t blocks;                // that this OS thread has begun
-    bool flat;                      // one-dimensional: threadIdx.x is the thread's number
-    Random order;                   // of the block's threads
-    unsigned suspended;             // threads left on a stack, waiting or ready
+    unsigned count, next,
+        current;         // threads; of these started; the running one (x fastest)
+    uint64_t blocks;     // that this OS thread has begun
+    bool flat;           // one-dimensional: threadIdx.x is the thread's number
+    Random order;        // of the block's threads
+    unsigned suspended;  // threads left on a stack, waiting or ready
     CpuFibre *running = fibres;
     unsigned created = 1, idle_count, ready_count, barrier_count;
     const char *barrier_file;
@@ -86,10 +98,12 @@ struct CpuBlock {
     CpuLane lanes[CPU_MAX_THREADS];
     CpuFibre fibres[CPU_MAX_THREADS + 1];
     ucontext_t context;  // of the fibre being started; not on a stack that never returns
-    bool (*late)(CpuBlock *);  // NULL, or does something for which threads wait; false: there is nothing
+    bool (*late)(CpuBlock *);  // NULL, or does something for which threads wait; false:
+                               // there is nothing
 
     ~CpuBlock() {
-        for (unsigned i = 1; i < created; i++) munmap((char *)fibres[i].stack - CPU_GUARD, CPU_GUARD + CPU_STACK);
+        for (unsigned i = 1; i < created; i++)
+            munmap((char *)fibres[i].stack - CPU_GUARD, CPU_GUARD + CPU_STACK);
     }
 };
 
@@ -100,12 +114,16 @@ static inline dim3 cpu_thread_index(unsigned t) {
 }
 static inline void cpu_set_current(CpuBlock *b, unsigned t) {
     b->current = t;
-    if (b->flat) threadIdx.x = t;
-    else threadIdx = cpu_thread_index(t);
+    if (b->flat)
+        threadIdx.x = t;
+    else
+        threadIdx = cpu_thread_index(t);
 }
 
-// Ends the program after misuse that CUDA would not report, or not here: one sentence, then abort().
-[[noreturn]] __attribute__((noinline, cold, format(printf, 1, 2))) inline void cpu_abort(const char *format, ...) {
+// Ends the program after misuse that CUDA would not report, or not here: one sentence, then
+// abort().
+[[noreturn]] __attribute__((noinline, cold, format(printf, 1, 2))) inline void cpu_abort(
+    const char *format, ...) {
     va_list args;
     va_start(args, format);
     fflush(stdout);
@@ -116,55 +134,64 @@ static inline void cpu_set_current(CpuBlock *b, unsigned t) {
 }
 
 // Ends the program with kernel, block, thread and a sentence.
-[[noreturn]] __attribute__((noinline, cold, format(printf, 2, 3))) inline void cpu_kernel_abort(
-    unsigned thread, const char *format, ...) {
+[[noreturn]] __attribute__((noinline, cold, format(printf, 2, 3))) inline void
+cpu_kernel_abort(unsigned thread, const char *format, ...) {
     char text[512];
     va_list args;
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
     dim3 i = cpu_thread_index(thread);
-    cpu_abort("kernel %s, block (%u,%u,%u), thread (%u,%u,%u): %s", cpu_block->launch->name, blockIdx.x, blockIdx.y,
-              blockIdx.z, i.x, i.y, i.z, text);
+    cpu_abort("kernel %s, block (%u,%u,%u), thread (%u,%u,%u): %s", cpu_block->launch->name,
+              blockIdx.x, blockIdx.y, blockIdx.z, i.x, i.y, i.z, text);
 }
 
-// Ends the program when no thread can continue: names a waiting thread and the one it waits for, of its warp or of the
-// block.
+// Ends the program when no thread can continue: names a waiting thread and the one it waits
+// for, of its warp or of the block.
 [[noreturn]] __attribute__((noinline, cold)) inline void cpu_report_deadlock(CpuBlock *b) {
     enum { EXITED, AT_BARRIER, IN_WARP };
     std::vector<char> state(b->count, EXITED);
     unsigned waits = 0, missing = 0;
-    for (unsigned i = 0; i < b->barrier_count; i++) state[waits = b->barrier[i]->thread] = AT_BARRIER;
+    for (unsigned i = 0; i < b->barrier_count; i++)
+        state[waits = b->barrier[i]->thread] = AT_BARRIER;
     for (unsigned t = 0; t < b->count; t++)
         if (b->waiting[t / CPU_WARP] >> (t % CPU_WARP) & 1) state[waits = t] = IN_WARP;
     bool in_warp = state[waits] == IN_WARP;
     for (unsigned t = 0; t < b->count; t++)
-        if (state[t] != state[waits] && (!in_warp || t / CPU_WARP == waits / CPU_WARP)) missing = t;
+        if (state[t] != state[waits] && (!in_warp || t / CPU_WARP == waits / CPU_WARP))
+            missing = t;
     dim3 m = cpu_thread_index(missing);
     if (in_warp)
-        cpu_kernel_abort(waits, "waits for ever in a warp operation: thread (%u,%u,%u) %s", m.x, m.y, m.z,
-                         state[missing] == EXITED ? "has exited" : "waits at a block barrier");
-    cpu_kernel_abort(waits, "waits for ever at the barrier %s:%d: thread (%u,%u,%u) has exited",
+        cpu_kernel_abort(
+            waits, "waits for ever in a warp operation: thread (%u,%u,%u) %s", m.x, m.y,
+            m.z, state[missing] == EXITED ? "has exited" : "waits at a block barrier");
+    cpu_kernel_abort(waits,
+                     "waits for ever at the barrier %s:%d: thread (%u,%u,%u) has exited",
                      b->barrier_file, b->barrier_line, m.x, m.y, m.z);
 }
 
-// Calls the C library's function by its own name: _FORTIFY_SOURCE takes a jump between stacks for an error.
-extern "C" void cpu_longjmp(jmp_buf where, int value) __asm__("_longjmp") __attribute__((noreturn));
+// Calls the C library's function by its own name: _FORTIFY_SOURCE takes a jump between
+// stacks for an error.
+extern "C" void cpu_longjmp(jmp_buf where, int value) __asm__("_longjmp")
+    __attribute__((noreturn));
 
-// Continues a suspended fibre. AddressSanitizer unpoisons the whole stack before a noreturn call and in its own
-// longjmp, which would be most of a switch's time, so it calls libc's _longjmp through a function pointer.
+// Continues a suspended fibre. AddressSanitizer unpoisons the whole stack before a noreturn
+// call and in its own longjmp, which would be most of a switch's time, so it calls libc's
+// _longjmp through a function pointer.
 static inline void cpu_switch_to([[maybe_unused]] CpuBlock *b, CpuFibre *to) {
 #if CPU_ASAN
     static void *const libc = dlopen("libc.so.6", RTLD_LAZY | RTLD_NOLOAD);
     static void *const real = libc ? dlsym(libc, "_longjmp") : NULL;
     __sanitizer_start_switch_fiber(&b->running->fake, to->stack, to->size);
-    if (real) ((void (*)(jmp_buf, int))real)(to->where, 1);
+    if (real)
+        ((void (*)(jmp_buf, int))real)(to->where, 1);
     else
 #endif
-    cpu_longjmp(to->where, 1);
+        cpu_longjmp(to->where, 1);
 }
 
-static inline void cpu_arrive([[maybe_unused]] CpuBlock *b, [[maybe_unused]] CpuFibre *self) {
+static inline void cpu_arrive([[maybe_unused]] CpuBlock *b,
+                              [[maybe_unused]] CpuFibre *self) {
 #if CPU_ASAN
     __sanitizer_finish_switch_fiber(self->fake, &b->running->stack, &b->running->size);
 #endif
@@ -176,11 +203,13 @@ inline void cpu_fibre_main();
 // Adds a fibre to the pool and continues there.
 __attribute__((noinline)) inline void cpu_start_fibre(CpuBlock *b) {
     CpuFibre *f = &b->fibres[b->created++];
-    void *p = mmap(NULL, CPU_GUARD + CPU_STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void *p = mmap(NULL, CPU_GUARD + CPU_STACK, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED || mprotect(p, CPU_GUARD, PROT_NONE) != 0)
         cpu_abort("no memory for the stack of fibre %u", b->created);
     f->stack = (char *)p + CPU_GUARD;
-    // Stacks that all end at the same address modulo the page size would fight for the same cache lines.
+    // Stacks that all end at the same address modulo the page size would fight for the same
+    // cache lines.
     f->size = CPU_STACK - b->created * 7 % 64 * 64;
     getcontext(&b->context);
     b->context.uc_stack.ss_sp = (void *)f->stack;
@@ -194,13 +223,15 @@ __attribute__((noinline)) inline void cpu_start_fibre(CpuBlock *b) {
     abort();
 }
 
-// Returns the fibre to continue when the running one cannot, NULL for a new one. Ready threads come first: a warp that
-// runs to its end frees its stacks for the next. An idle fibre 0 comes last, when all threads of the block have ended.
+// Returns the fibre to continue when the running one cannot, NULL for a new one. Ready
+// threads come first: a warp that runs to its end frees its stacks for the next. An idle
+// fibre 0 comes last, when all threads of the block have ended.
 inline CpuFibre *cpu_next(CpuBlock *b) {
     bool unstarted = b->next < b->count;
     if (b->ready_count && (!b->order.on || !unstarted || random_next(&b->order) % 2)) {
         unsigned last = --b->ready_count;
-        if (b->order.on) std::swap(b->ready[last], b->ready[random_next(&b->order) % (last + 1)]);
+        if (b->order.on)
+            std::swap(b->ready[last], b->ready[random_next(&b->order) % (last + 1)]);
         b->suspended--;
         return b->ready[last];
     }
@@ -210,8 +241,9 @@ inline CpuFibre *cpu_next(CpuBlock *b) {
     cpu_report_deadlock(b);
 }
 
-// Leaves the running fibre until it is chosen again: either it has no thread (idle), or its thread is suspended until
-// it is made ready. One function, because each return after a switch of stacks costs a mispredicted branch.
+// Leaves the running fibre until it is chosen again: either it has no thread (idle), or its
+// thread is suspended until it is made ready. One function, because each return after a
+// switch of stacks costs a mispredicted branch.
 __attribute__((noinline)) inline void cpu_leave(CpuBlock *b, bool idle) {
     CpuFibre *self = b->running;
     if (!idle) {
@@ -223,14 +255,17 @@ __attribute__((noinline)) inline void cpu_leave(CpuBlock *b, bool idle) {
     CpuFibre *to = cpu_next(b);
     if (to == self) return;
     if (_setjmp(self->where) == 0) {
-        if (to) cpu_switch_to(b, to);
-        else cpu_start_fibre(b);
+        if (to)
+            cpu_switch_to(b, to);
+        else
+            cpu_start_fibre(b);
     }
     cpu_arrive(b, self);
     if (!idle) cpu_set_current(b, self->thread);
 }
 
-// Runs, as the first frame of a pooled fibre, threads of each block of its OS thread without end.
+// Runs, as the first frame of a pooled fibre, threads of each block of its OS thread
+// without end.
 inline void cpu_fibre_main() {
     CpuBlock *b = cpu_block;
     cpu_arrive(b, &b->fibres[b->created - 1]);
@@ -240,6 +275,8 @@ inline void cpu_fibre_main() {
     }
 }
 
-static inline void cpu_make_ready(CpuBlock *b, CpuFibre *f) { b->ready[b->ready_count++] = f; }
+static inline void cpu_make_ready(CpuBlock *b, CpuFibre *f) {
+    b->ready[b->ready_count++] = f;
+}
 
 #endif

@@ -1,8 +1,9 @@
-// gemm.h (CPU): computes the products of cublasLt.h, of row-major matrices:
-// D[rows, cols] = op(X)[rows, depth] * op(Y)[depth, cols] + beta * D[rows, cols] + bias[cols].
+// gemm.h (CPU): computes the products of cublasLt.h, of row-major matrices: D[rows, cols] =
+// op(X)[rows, depth] * op(Y)[depth, cols] + beta * D[rows, cols] + bias[cols].
 //
-// The shape of D's tiles depends on the sizes alone. One thread computes a tile by a single-threaded sgemm and finishes
-// it in its cache. So the bits do not depend on the number of threads, which depends on the layout of the ranks.
+// The shape of D's tiles depends on the sizes alone. One thread computes a tile by a
+// single-threaded sgemm and finishes it in its cache. So the bits do not depend on the
+// number of threads, which depends on the layout of the ranks.
 #ifndef LLMC_CPU_GEMM_H
 #define LLMC_CPU_GEMM_H
 
@@ -13,7 +14,9 @@
 #include <vector>
 
 #ifdef USE_CBLAS
-#define bfloat16 cblas_bfloat16  // OpenBLAS's name for its 16 bits, which the kernels have for their own type
+#define bfloat16 \
+    cblas_bfloat16  // OpenBLAS's name for its 16 bits, which the kernels have for their own
+                    // type
 #include <cblas.h>
 #undef bfloat16
 #else
@@ -29,7 +32,9 @@ struct CpuMatrix {
     bool bf16;
     size_t ld;  // elements of a row
 
-    char *at(size_t row, size_t col) const { return data + (row * ld + col) * (bf16 ? 2 : 4); }
+    char *at(size_t row, size_t col) const {
+        return data + (row * ld + col) * (bf16 ? 2 : 4);
+    }
 };
 
 struct CpuGemm {
@@ -37,7 +42,7 @@ struct CpuGemm {
     bool trans_x, trans_y;
     size_t rows, cols, depth;
     float beta;
-    const char *bias; // [cols], of D's type, or NULL
+    const char *bias;  // [cols], of D's type, or NULL
 };
 
 // ---- elements ----
@@ -67,20 +72,25 @@ static inline void cpu_store(char *out, const float *in, bool bf16, size_t n) {
 // ---- a tile ----
 
 // Computes c[m,n] = op(a) op(b) + beta c, row-major, on one thread.
-static inline void cpu_sgemm(bool trans_a, bool trans_b, size_t m, size_t n, size_t k, const float *a, size_t lda,
-                             const float *b, size_t ldb, float beta, float *c, size_t ldc) {
+static inline void cpu_sgemm(bool trans_a, bool trans_b, size_t m, size_t n, size_t k,
+                             const float *a, size_t lda, const float *b, size_t ldb,
+                             float beta, float *c, size_t ldc) {
 #ifdef USE_CBLAS
-    cblas_sgemm(CblasRowMajor, trans_a ? CblasTrans : CblasNoTrans, trans_b ? CblasTrans : CblasNoTrans,
-                (int)m, (int)n, (int)k, 1.0f, a, (int)lda, b, (int)ldb, beta, c, (int)ldc);
+    cblas_sgemm(CblasRowMajor, trans_a ? CblasTrans : CblasNoTrans,
+                trans_b ? CblasTrans : CblasNoTrans, (int)m, (int)n, (int)k, 1.0f, a,
+                (int)lda, b, (int)ldb, beta, c, (int)ldc);
 #else
-    dnnl_status_t status = dnnl_sgemm(trans_a ? 'T' : 'N', trans_b ? 'T' : 'N', (dnnl_dim_t)m, (dnnl_dim_t)n,
-                                      (dnnl_dim_t)k, 1.0f, a, (dnnl_dim_t)lda, b, (dnnl_dim_t)ldb, beta, c,
+    dnnl_status_t status = dnnl_sgemm(trans_a ? 'T' : 'N', trans_b ? 'T' : 'N',
+                                      (dnnl_dim_t)m, (dnnl_dim_t)n, (dnnl_dim_t)k, 1.0f, a,
+                                      (dnnl_dim_t)lda, b, (dnnl_dim_t)ldb, beta, c,
                                       (dnnl_dim_t)ldc);
-    if (status != dnnl_success) cpu_abort("cublasLtMatmul: dnnl_sgemm failed with status %d", (int)status);
+    if (status != dnnl_success)
+        cpu_abort("cublasLtMatmul: dnnl_sgemm failed with status %d", (int)status);
 #endif
 }
 
-// Transposes in[rows, cols] to out[cols, rows], both dense. Blocks keep both sides in a few cache lines.
+// Transposes in[rows, cols] to out[cols, rows], both dense. Blocks keep both sides in a few
+// cache lines.
 static inline void cpu_transpose(float *out, const float *in, size_t rows, size_t cols) {
     for (size_t r0 = 0; r0 < rows; r0 += 16) {
         for (size_t c0 = 0; c0 < cols; c0 += 16) {
@@ -93,20 +103,25 @@ static inline void cpu_transpose(float *out, const float *in, size_t rows, size_
 }
 
 // Copies a block of a stored matrix to dense floats in `out` (rows * cols).
-static inline void cpu_load_block(float *out, const CpuMatrix *m, size_t row, size_t col, size_t rows, size_t cols) {
-    for (size_t r = 0; r < rows; r++) cpu_load(out + r * cols, m->at(row + r, col), m->bf16, cols);
+static inline void cpu_load_block(float *out, const CpuMatrix *m, size_t row, size_t col,
+                                  size_t rows, size_t cols) {
+    for (size_t r = 0; r < rows; r++)
+        cpu_load(out + r * cols, m->at(row + r, col), m->bf16, cols);
 }
 
-static const size_t CPU_GEMM_TILE = 768 * 768;                // elements of D in the largest tile
-static const size_t CPU_GEMM_DEPTH = 768;                     // of a copied block
-static const size_t CPU_GEMM_PACK = 16384;                    // floats of Y worth a dense copy (64 KiB)
+static const size_t CPU_GEMM_TILE = 768 * 768;  // elements of D in the largest tile
+static const size_t CPU_GEMM_DEPTH = 768;       // of a copied block
+static const size_t CPU_GEMM_PACK = 16384;      // floats of Y worth a dense copy (64 KiB)
 
-static inline void cpu_gemm_tile(const CpuGemm *g, size_t r0, size_t rows, size_t c0, size_t cols) {
+static inline void cpu_gemm_tile(const CpuGemm *g, size_t r0, size_t rows, size_t c0,
+                                 size_t cols) {
     bool widen = g->x.bf16;
-    // Columns a multiple of 4 KiB apart fight for the same cache lines: a dense copy is worth it.
+    // Columns a multiple of 4 KiB apart fight for the same cache lines: a dense copy is
+    // worth it.
     bool dense_x = widen || (g->trans_x && g->x.ld % 1024 == 0);
     size_t depth = dense_x ? std::min(g->depth, CPU_GEMM_DEPTH) : g->depth;
-    // A small Y is read many times: dense and untransposed it makes small products up to twice as fast.
+    // A small Y is read many times: dense and untransposed it makes small products up to
+    // twice as fast.
     bool pack = depth * cols <= CPU_GEMM_PACK && rows >= 16;
 
     static thread_local std::vector<float> scratch;
@@ -145,7 +160,8 @@ static inline void cpu_gemm_tile(const CpuGemm *g, size_t r0, size_t rows, size_
             }
             y = y_dense;
         }
-        cpu_sgemm(g->trans_x, trans_y, rows, cols, k, x, ldx, y, ldy, k0 ? 1.0f : g->beta, acc, ldacc);
+        cpu_sgemm(g->trans_x, trans_y, rows, cols, k, x, ldx, y, ldy, k0 ? 1.0f : g->beta,
+                  acc, ldacc);
     }
     if (!g->bias && !g->d.bf16) return;
     if (g->bias) cpu_load(bias, g->bias + c0 * (g->d.bf16 ? 2 : 4), g->d.bf16, cols);
@@ -164,15 +180,20 @@ static inline size_t cpu_gemm_piece(size_t size, size_t pieces, size_t unit) {
 
 // Computes the whole problem. Sizes are at least 1 and have been checked.
 static inline void cpu_gemm(const CpuGemm *g) {
-    // Enough tiles for a few threads, as long as a tile is worth its overhead (a few microseconds).
+    // Enough tiles for a few threads, as long as a tile is worth its overhead (a few
+    // microseconds).
     size_t worth = std::max((size_t)1, g->rows * g->cols * g->depth >> 18);
-    size_t wanted = std::max(std::min((size_t)4, worth), (g->rows * g->cols + CPU_GEMM_TILE - 1) / CPU_GEMM_TILE);
+    size_t wanted = std::max(std::min((size_t)4, worth),
+                             (g->rows * g->cols + CPU_GEMM_TILE - 1) / CPU_GEMM_TILE);
     size_t tile_rows = 1, tile_cols = 1;
     for (size_t i = 1; i <= wanted; i++) {  // of all such tiles the squarest
         size_t rows = cpu_gemm_piece(g->rows, i, 16);
-        size_t cols = cpu_gemm_piece(g->cols, (wanted + i - 1) / i, 48);  // sgemm's own blocks are 48 wide
-        if (rows * cols * (tile_rows + tile_cols) <= tile_rows * tile_cols * (rows + cols)) continue;
-        tile_rows = rows, tile_cols = cols;
+        size_t cols = cpu_gemm_piece(g->cols, (wanted + i - 1) / i,
+                                     48);  // sgemm's own blocks are 48 wide
+        if (rows * cols * (tile_rows + tile_cols) <= tile_rows * tile_cols * (rows + cols))
+            continue;
+        tile_rows = rows;
+        tile_cols = cols;
     }
     size_t row_tiles = (g->rows + tile_rows - 1) / tile_rows;
     size_t tiles = row_tiles * ((g->cols + tile_cols - 1) / tile_cols);
@@ -180,7 +201,8 @@ static inline void cpu_gemm(const CpuGemm *g) {
 #pragma omp parallel for schedule(dynamic)
     for (size_t i = 0; i < tiles; i++) {
         size_t r0 = i % row_tiles * tile_rows, c0 = i / row_tiles * tile_cols;
-        cpu_gemm_tile(g, r0, std::min(tile_rows, g->rows - r0), c0, std::min(tile_cols, g->cols - c0));
+        cpu_gemm_tile(g, r0, std::min(tile_rows, g->rows - r0), c0,
+                      std::min(tile_cols, g->cols - c0));
     }
 }
 

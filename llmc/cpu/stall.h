@@ -1,7 +1,8 @@
-// stall.h: settings of the stand-ins from the environment, and their watchdog: seconds without progress.
+// stall.h: settings of the stand-ins from the environment, and their watchdog: seconds
+// without progress.
 //
-// defines: environment_number, Random, random_next, environment_random, seconds_wall, Stall, stall_over,
-//          stall_patience, stall_wait
+// defines: environment_number, Random, random_next, environment_random, seconds_wall,
+//          Stall, stall_over, stall_patience, stall_wait
 #ifndef LLMC_STALL_H
 #define LLMC_STALL_H
 
@@ -17,21 +18,26 @@
 
 #include <chrono>
 
-// Ends the program with exit code 2. Under mpirun rank 0 speaks: it ends the job within the seconds that others wait.
-static inline void environment_refuse(const char *name, const char *text, const char *wanted) {
-    const char *rank = getenv("OMPI_COMM_WORLD_RANK") ? getenv("OMPI_COMM_WORLD_RANK") : getenv("PMI_RANK");
+// Ends the program with exit code 2. Under mpirun rank 0 speaks: it ends the job within the
+// seconds that others wait.
+static inline void environment_refuse(const char *name, const char *text,
+                                      const char *wanted) {
+    const char *rank = getenv("OMPI_COMM_WORLD_RANK") ? getenv("OMPI_COMM_WORLD_RANK")
+                                                      : getenv("PMI_RANK");
     if (rank && strcmp(rank, "0") != 0) sleep(5);
     fprintf(stderr, "%s=%s is not understood: write %s\n", name, text, wanted);
     exit(2);
 }
 
-// Returns a number above 0 from the environment, or `otherwise` if the variable is unset or empty.
+// Returns a number above 0 from the environment, or `otherwise` if the variable is unset or
+// empty.
 static inline double environment_number(const char *name, double otherwise) {
     const char *text = getenv(name);
     char *end;
     if (!text || !*text) return otherwise;
     double number = strtod(text, &end);
-    if (*end || !(number > 0 && number < 1e9)) environment_refuse(name, text, "a number above 0");
+    if (*end || !(number > 0 && number < 1e9))
+        environment_refuse(name, text, "a number above 0");
     return number;
 }
 
@@ -48,22 +54,28 @@ static inline uint64_t random_next(Random *r) {
     return z ^ (z >> 31);
 }
 
-// Reads random:SEED or, for delays, random:SEED:MICROSECONDS. Off if the variable is unset or empty.
+// Reads random:SEED or, for delays, random:SEED:MICROSECONDS. Off if the variable is unset
+// or empty.
 static inline Random environment_random(const char *name, bool delays) {
     Random r = {false, 0, 0};
     const char *text = getenv(name);
     int end = 0;
     if (!text || !*text) return r;
-    if (delays) sscanf(text, "random:%llu:%llu%n", &r.state, &r.most, &end);
-    else sscanf(text, "random:%llu%n", &r.state, &end);
-    if (end == 0 || text[end]) environment_refuse(name, text, delays ? "random:SEED:MICROSECONDS" : "random:SEED");
+    if (delays)
+        sscanf(text, "random:%llu:%llu%n", &r.state, &r.most, &end);
+    else
+        sscanf(text, "random:%llu%n", &r.state, &end);
+    if (end == 0 || text[end])
+        environment_refuse(name, text, delays ? "random:SEED:MICROSECONDS" : "random:SEED");
     r.on = true;
     return r;
 }
 
 // Returns seconds of the host's clock, which never jumps.
 static inline double seconds_wall() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+    return std::chrono::duration<double>(
+               std::chrono::steady_clock::now().time_since_epoch())
+        .count();
 }
 
 typedef struct {
@@ -71,9 +83,12 @@ typedef struct {
 } Stall;
 
 // Restarts the watchdog after progress.
-static inline void stall_over(Stall *s) { s->waited = s->seen = 0; }
+static inline void stall_over(Stall *s) {
+    s->waited = s->seen = 0;
+}
 
-// Returns true if another rank of this node is stopped: a process of the same name and with the same parent, mpirun.
+// Returns true if another rank of this node is stopped: a process of the same name and with
+// the same parent, mpirun.
 static inline bool stall_is_stopped(void) {
     bool stopped = false;
     DIR *processes = opendir("/proc");
@@ -82,8 +97,9 @@ static inline bool stall_is_stopped(void) {
         int parent;
         snprintf(path, sizeof path, "/proc/%s/stat", e->d_name);
         FILE *f = fopen(path, "re");
-        stopped = f && fscanf(f, "%*d (%15[^)]) %c %d", name, &state, &parent) == 3 && parent == getppid() &&
-                  strchr("Tt", state) && strncmp(name, program_invocation_short_name, 15) == 0;
+        stopped = f && fscanf(f, "%*d (%15[^)]) %c %d", name, &state, &parent) == 3 &&
+                  parent == getppid() && strchr("Tt", state) &&
+                  strncmp(name, program_invocation_short_name, 15) == 0;
         if (f) fclose(f);
     }
     if (processes) closedir(processes);
@@ -96,11 +112,13 @@ static inline double stall_patience(void) {
     return patience;
 }
 
-// Returns true after too many seconds without progress. Call it again and again while waiting. At most half a second
-// counts between two calls: a process that was stopped for longer (Ctrl-Z, a laptop that sleeps, a debugger) cannot
-// blame its peers, which may have been stopped as well. Nor does it count while a peer is stopped: looks once a second.
+// Returns true after too many seconds without progress. Call it again and again while
+// waiting. At most half a second counts between two calls: a process that was stopped for
+// longer (Ctrl-Z, a laptop that sleeps, a debugger) cannot blame its peers, which may have
+// been stopped as well. Nor does it count while a peer is stopped: looks once a second.
 static inline bool stall_wait(Stall *s) {
-    double now = seconds_wall(), since = s->seen > 0 ? now - s->seen : 0, before = s->waited;
+    double now = seconds_wall(), since = s->seen > 0 ? now - s->seen : 0,
+           before = s->waited;
     s->waited += since < 0.5 ? since : 0.5;
     s->seen = now;
     if (floor(s->waited) > floor(before) && stall_is_stopped()) s->waited = 0;

@@ -1,8 +1,10 @@
-// stream.h: streams as real in-order queues, and the scheduler that runs them at synchronisation points.
+// stream.h: streams as real in-order queues, and the scheduler that runs them at
+// synchronisation points.
 //
-// Enqueuing never runs anything. A synchronising call asks the scheduler to run ready heads of the queues, the oldest
-// first (or any, with CPU_STREAM_ORDER=random:SEED), and stops as soon as its condition holds: all other work is
-// delayed as long as possible. One host thread makes all calls.
+// Enqueuing never runs anything. A synchronising call asks the scheduler to run ready heads
+// of the queues, the oldest first (or any, with CPU_STREAM_ORDER=random:SEED), and stops as
+// soon as its condition holds: all other work is delayed as long as possible. One host
+// thread makes all calls.
 #ifndef LLMC_CPU_STREAM_H
 #define LLMC_CPU_STREAM_H
 
@@ -33,15 +35,15 @@ typedef enum cudaError {
 
 static inline const char *cudaGetErrorString(cudaError_t error) {
     switch (error) {
-    case cudaSuccess: return "no error";
-    case cudaErrorInvalidValue: return "invalid argument";
-    case cudaErrorMemoryAllocation: return "out of memory";
-    case cudaErrorInvalidConfiguration: return "invalid configuration argument";
-    case cudaErrorInvalidMemcpyDirection: return "invalid copy direction for memcpy";
-    case cudaErrorNoDevice: return "no CUDA-capable device is detected";
-    case cudaErrorInvalidDevice: return "invalid device ordinal";
-    case cudaErrorInvalidResourceHandle: return "invalid resource handle";
-    case cudaErrorNotReady: return "device not ready";
+        case cudaSuccess: return "no error";
+        case cudaErrorInvalidValue: return "invalid argument";
+        case cudaErrorMemoryAllocation: return "out of memory";
+        case cudaErrorInvalidConfiguration: return "invalid configuration argument";
+        case cudaErrorInvalidMemcpyDirection: return "invalid copy direction for memcpy";
+        case cudaErrorNoDevice: return "no CUDA-capable device is detected";
+        case cudaErrorInvalidDevice: return "invalid device ordinal";
+        case cudaErrorInvalidResourceHandle: return "invalid resource handle";
+        case cudaErrorNotReady: return "device not ready";
     }
     return "unrecognized error code";
 }
@@ -62,7 +64,8 @@ struct CUstream_st {
 };
 typedef CUstream_st *cudaStream_t;
 
-// A point in a stream, made by cudaEventRecord. A wait holds the record it saw, even if the event is recorded again.
+// A point in a stream, made by cudaEventRecord. A wait holds the record it saw, even if the
+// event is recorded again.
 struct CpuRecord {
     bool done;
     CpuMoment moment;  // off the virtual clock in ns of this machine
@@ -79,11 +82,11 @@ struct CpuRuntime {
     std::unordered_set<CUevent_st *> events;
     std::vector<std::string> labels;  // the open nvtx ranges
     uint64_t ops;
-    bool running;       // inside the scheduler
-    Stall stall;        // seconds without a completed operation
+    bool running;  // inside the scheduler
+    Stall stall;   // seconds without a completed operation
     cudaError_t last_error;
     std::unordered_set<uint64_t> gemms;  // products that were computed before
-    bool warm;          // the program's warm-up is over
+    bool warm;                           // the program's warm-up is over
     // Tests may assign to them while nothing is queued.
     Random thread_order = environment_random("CPU_THREAD_ORDER", false);
     Random stream_order = environment_random("CPU_STREAM_ORDER", false);
@@ -94,10 +97,12 @@ inline CpuRuntime &cpu_runtime() {
     return runtime;
 }
 
-// Waits until another process of a simulation may have made progress; llmc/cpu/simulate.h sets it.
+// Waits until another process of a simulation may have made progress; llmc/cpu/simulate.h
+// sets it.
 inline void (*cpu_idle_hook)(void) = NULL;
 
-// Called after the report of a stall, instead of _exit(1); nccl.h makes it end the whole job.
+// Called after the report of a stall, instead of _exit(1); nccl.h makes it end the whole
+// job.
 inline void (*cpu_stall_hook)(void) = NULL;
 
 // Returns the innermost nvtx range, "" outside of all.
@@ -106,17 +111,22 @@ static inline const char *cpu_current_label() {
     return r.labels.empty() ? "" : r.labels.back().c_str();
 }
 
-// Ends the program at a first use beside a send or receive. CUDA loads a kernel at its first launch, cuBLASLt's too,
-// and that may wait for all running work (CUDA programming guide, "Lazy Loading"): a deadlock if the peer waits for us.
-// CPU_FIRST_USES=1 lists the first uses after the program's warm-up on stderr.
+// Ends the program at a first use beside a send or receive. CUDA loads a kernel at its
+// first launch, cuBLASLt's too, and that may wait for all running work (CUDA programming
+// guide, "Lazy Loading"): a deadlock if the peer waits for us. CPU_FIRST_USES=1 lists the
+// first uses after the program's warm-up on stderr.
 __attribute__((noinline, cold)) inline void cpu_first_use(const char *name) {
     static const bool list = getenv("CPU_FIRST_USES") != NULL;
-    if (list && cpu_runtime().warm) fprintf(stderr, "first use after the warm-up: %s\n", name);
+    if (list && cpu_runtime().warm)
+        fprintf(stderr, "first use after the warm-up: %s\n", name);
     for (cudaStream_t s : cpu_runtime().streams)
         for (const CpuOp &op : s->queue)
             if (op.message)
-                cpu_abort("%s is used for the first time while %s is in flight: CUDA loads it now and may wait for all "
-                          "that runs; use it once before, with nothing in flight", name, op.name.c_str());
+                cpu_abort(
+                    "%s is used for the first time while %s is in flight: CUDA loads it "
+                    "now and may wait for all "
+                    "that runs; use it once before, with nothing in flight",
+                    name, op.name.c_str());
 }
 
 static inline bool cpu_is_stream(cudaStream_t s) {
@@ -124,36 +134,44 @@ static inline bool cpu_is_stream(cudaStream_t s) {
     return s && std::find(all.begin(), all.end(), s) != all.end();
 }
 
-static inline bool cpu_is_event(cudaEvent_t e) { return cpu_runtime().events.count(e) != 0; }
+static inline bool cpu_is_event(cudaEvent_t e) {
+    return cpu_runtime().events.count(e) != 0;
+}
 
 static inline void cpu_check_enqueue(cudaStream_t stream, const char *name) {
     if (!cpu_is_stream(stream))
-        cpu_abort("%s was given %s", name, stream ? "a stream that does not exist" : "stream 0");
+        cpu_abort("%s was given %s", name,
+                  stream ? "a stream that does not exist" : "stream 0");
     if (cpu_runtime().running) cpu_abort("%s was enqueued from inside an operation", name);
 }
 
-// Adds an operation to the stream's queue. The scheduler calls fn until it returns true; false means begun but not
-// complete. fn may not throw, enqueue or synchronise.
-inline void cpu_enqueue(cudaStream_t stream, const char *name, std::function<bool()> fn, bool message = false) {
+// Adds an operation to the stream's queue. The scheduler calls fn until it returns true;
+// false means begun but not complete. fn may not throw, enqueue or synchronise.
+inline void cpu_enqueue(cudaStream_t stream, const char *name, std::function<bool()> fn,
+                        bool message = false) {
     CpuRuntime &r = cpu_runtime();
     cpu_check_enqueue(stream, name);
     const char *label = cpu_current_label();
-    stream->queue.push_back({name + std::string(*label ? " in " : "") + label, std::move(fn), r.ops++, 0, message});
+    stream->queue.push_back({name + std::string(*label ? " in " : "") + label,
+                             std::move(fn), r.ops++, 0, message});
 }
 
-// Adds an operation that takes time by itself: a kernel, product, copy or fill, with the cost that was stated for it. A
-// simulation does not run it.
+// Adds an operation that takes time by itself: a kernel, product, copy or fill, with the
+// cost that was stated for it. A simulation does not run it.
 template <class Work>
-static inline void cpu_enqueue_work(cudaStream_t stream, const char *name, const Work &work) {
+static inline void cpu_enqueue_work(cudaStream_t stream, const char *name,
+                                    const Work &work) {
     CpuCost cost = cpu_take_cost();
     cpu_check_enqueue(stream, name);
     CpuTimes *times = &stream->times;
     times->computes = true;
-    if (cpu_simulates()) return cpu_enqueue(stream, name, [=] { return cpu_clock_work(times, cost), true; });
+    if (cpu_simulates())
+        return cpu_enqueue(stream, name, [=] { return cpu_clock_work(times, cost), true; });
     cpu_enqueue(stream, name, [=] { return work(), cpu_clock_work(times, cost), true; });
 }
 
-// Prints the operation that each stream waits for, after too long without progress, and ends the program.
+// Prints the operation that each stream waits for, after too long without progress, and
+// ends the program.
 __attribute__((noinline, cold)) inline void cpu_report_stall() {
     CpuRuntime &r = cpu_runtime();
     fflush(stdout);
@@ -161,15 +179,17 @@ __attribute__((noinline, cold)) inline void cpu_report_stall() {
     for (cudaStream_t s : r.streams) {
         if (s->queue.empty()) continue;
         const CpuOp &op = s->queue.front();
-        fprintf(stderr, "  stream %u: %s, for %.1f s, %zu behind it\n", s->times.last.stream, op.name.c_str(),
-                seconds_wall() - op.started, s->queue.size() - 1);
+        fprintf(stderr, "  stream %u: %s, for %.1f s, %zu behind it\n",
+                s->times.last.stream, op.name.c_str(), seconds_wall() - op.started,
+                s->queue.size() - 1);
     }
     fflush(stderr);
     if (cpu_stall_hook) cpu_stall_hook();
     _exit(1);
 }
 
-// Gives the head of each stream one chance, by age or at random, until one completes. Returns false if none did.
+// Gives the head of each stream one chance, by age or at random, until one completes.
+// Returns false if none did.
 inline bool cpu_run_one() {
     CpuRuntime &r = cpu_runtime();
     if (r.running) cpu_abort("an operation on a stream may not synchronise");
@@ -178,7 +198,8 @@ inline bool cpu_run_one() {
     for (cudaStream_t s : r.streams)
         if (!s->queue.empty()) ready[count++] = s;
     if (r.stream_order.on)
-        for (size_t i = count; i > 1; i--) std::swap(ready[i - 1], ready[random_next(&r.stream_order) % i]);
+        for (size_t i = count; i > 1; i--)
+            std::swap(ready[i - 1], ready[random_next(&r.stream_order) % i]);
     else
         std::sort(ready, ready + count, [](cudaStream_t a, cudaStream_t b) {
             return a->queue.front().number < b->queue.front().number;
@@ -195,9 +216,12 @@ inline bool cpu_run_one() {
     r.running = false;
     if (completed) return stall_over(&r.stall), true;
     if (stall_wait(&r.stall)) cpu_report_stall();
-    if (cpu_idle_hook) cpu_idle_hook();
-    else if (r.stall.waited < 200e-6) sched_yield();  // ranks share cores, and small messages come soon
-    else usleep(50);
+    if (cpu_idle_hook)
+        cpu_idle_hook();
+    else if (r.stall.waited < 200e-6)
+        sched_yield();  // ranks share cores, and small messages come soon
+    else
+        usleep(50);
     return false;
 }
 

@@ -1,5 +1,5 @@
-// bf16.h: bfloat16 on the host: the upper half of a float's bits. Rounds as CUDA's cuda_bf16.h does, to the last
-// bit.
+// bf16.h: bfloat16 on the host: the upper half of a float's bits. Rounds as CUDA's
+// cuda_bf16.h does, to the last bit.
 //
 // defines: bf16_to_float, bf16_from_float
 #ifndef LLMC_BF16_H

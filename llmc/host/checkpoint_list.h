@@ -1,6 +1,8 @@
-// checkpoint_list.h: the checkpoints under --out: who may write there, which is the newest, which ones go.
+// checkpoint_list.h: the checkpoints under --out: who may write there, which is the newest,
+// which ones go.
 //
-// defines: checkpoint_claim, checkpoint_next_save, checkpoint_prune, checkpoint_pass_over, checkpoint_latest
+// defines: checkpoint_claim, checkpoint_next_save, checkpoint_prune, checkpoint_pass_over,
+//          checkpoint_latest
 #ifndef LLMC_CHECKPOINT_LIST_H
 #define LLMC_CHECKPOINT_LIST_H
 
@@ -19,20 +21,24 @@ static inline int checkpoint_compare(const void *a, const void *b) {
     return x->step < y->step ? -1 : x->step > y->step;
 }
 
-// Is it a name that we give: step-00000100 or, unfinished, tmp-00000100-HOST-PID (with .old, see folder_replace)?
+// Is it a name that we give: step-00000100 or, unfinished, tmp-00000100-HOST-PID (with
+// .old, see folder_replace)?
 static inline bool checkpoint_parse_name(const char *name, bool unfinished, size_t *step) {
     char prefix[40];
     *step = (size_t)strtoull(name + strcspn(name, "0123456789"), NULL, 10);
-    int n = snprintf(prefix, sizeof prefix, unfinished ? "tmp-%08zu-" : "step-%08zu", *step);
+    int n =
+        snprintf(prefix, sizeof prefix, unfinished ? "tmp-%08zu-" : "step-%08zu", *step);
     if (strncmp(name, prefix, (size_t)n) != 0) return false;
     if (!unfinished) return name[n] == '\0';
     const char *pid = strrchr(name, '-') + 1, *end = pid + strspn(pid, "0123456789");
     return end > pid && (*end == '\0' || strcmp(end, ".old") == 0);
 }
 
-// Lists the checkpoints in a folder, the one that was saved last at the end, or the unfinished ones: saves that go on
-// or were interrupted. All other entries belong to somebody else. Returns how many there are; free(*list).
-static inline size_t checkpoint_list(const char *out_dir, bool unfinished, CheckpointEntry **list) {
+// Lists the checkpoints in a folder, the one that was saved last at the end, or the
+// unfinished ones: saves that go on or were interrupted. All other entries belong to
+// somebody else. Returns how many there are; free(*list).
+static inline size_t checkpoint_list(const char *out_dir, bool unfinished,
+                                     CheckpointEntry **list) {
     size_t count = 0;
     DIR *dir = opendir(out_dir);
     *list = NULL;
@@ -42,9 +48,12 @@ static inline size_t checkpoint_list(const char *out_dir, bool unfinished, Check
         TrainerState state;
         Error ignored;
         if (!checkpoint_parse_name(e->d_name, unfinished, &x.step) ||
-            !path_print(x.path, &ignored, "%s/%s", out_dir, e->d_name)) continue;
+            !path_print(x.path, &ignored, "%s/%s", out_dir, e->d_name))
+            continue;
         if (!unfinished) {
-            if (!path_print(file, &ignored, "%s/trainer.json", x.path) || access(file, F_OK)) continue;
+            if (!path_print(file, &ignored, "%s/trainer.json", x.path) ||
+                access(file, F_OK))
+                continue;
             x.save = trainer_state_read(x.path, &state, &ignored) ? state.save : SIZE_MAX;
         }
         *list = (CheckpointEntry *)host_resize(*list, count + 1, sizeof x);
@@ -55,8 +64,9 @@ static inline size_t checkpoint_list(const char *out_dir, bool unfinished, Check
     return count;
 }
 
-// Returns the count of the next save: one more than `last` and than any in the folder. The largest that a trainer.json
-// may hold, which somebody wrote there, stays: the step decides between equal counts.
+// Returns the count of the next save: one more than `last` and than any in the folder. The
+// largest that a trainer.json may hold, which somebody wrote there, stays: the step decides
+// between equal counts.
 static inline size_t checkpoint_next_save(const char *out_dir, size_t last) {
     CheckpointEntry *list;
     for (size_t i = checkpoint_list(out_dir, false, &list); i-- > 0;)
@@ -65,8 +75,9 @@ static inline size_t checkpoint_next_save(const char *out_dir, size_t last) {
     return last < TRAINER_MOST_SAVES ? last + 1 : last;
 }
 
-// Of the checkpoints up to `step` (the one just saved), removes all but the `keep` that were saved last; 0 keeps all.
-// Stays: those of later steps, of a run that this one went back behind, those that cannot be read or hold more.
+// Of the checkpoints up to `step` (the one just saved), removes all but the `keep` that
+// were saved last; 0 keeps all. Stays: those of later steps, of a run that this one went
+// back behind, those that cannot be read or hold more.
 static inline void checkpoint_prune(const char *out_dir, size_t keep, size_t step) {
     if (keep == 0) return;
     char tmp[PATH_MAX];
@@ -76,17 +87,22 @@ static inline void checkpoint_prune(const char *out_dir, size_t keep, size_t ste
     for (size_t i = checkpoint_list(out_dir, false, &list); i-- > 0;) {
         const CheckpointEntry *x = &list[i];
         if (x->save == SIZE_MAX || x->step >= step || ++kept <= keep) continue;
-        // Renamed first: an interrupted removal must not leave half a checkpoint under a good name.
-        if (!checkpoint_is_ours(x->path, x->step) || !checkpoint_tmp_path(tmp, out_dir, x->step, &ignored)) continue;
-        if (rename(x->path, tmp) == 0) checkpoint_remove(tmp);
-        else if (errno == EXDEV) checkpoint_remove(x->path);  // see folder_replace
+        // Renamed first: an interrupted removal must not leave half a checkpoint under a
+        // good name.
+        if (!checkpoint_is_ours(x->path, x->step) ||
+            !checkpoint_tmp_path(tmp, out_dir, x->step, &ignored))
+            continue;
+        if (rename(x->path, tmp) == 0)
+            checkpoint_remove(tmp);
+        else if (errno == EXDEV)
+            checkpoint_remove(x->path);  // see folder_replace
     }
     free(list);
 }
 
-// Clears away what interrupted saves have left: a checkpoint that lacked only its name gets it, the
-// others go. A whole one that cannot get its name stays, if what has the name was not saved later.
-// Only under the lock: else another run may be saving.
+// Clears away what interrupted saves have left: a checkpoint that lacked only its name gets
+// it, the others go. A whole one that cannot get its name stays, if what has the name was
+// not saved later. Only under the lock: else another run may be saving.
 static inline void checkpoint_clean(const char *out_dir) {
     char named[PATH_MAX];
     Error err;
@@ -95,45 +111,62 @@ static inline void checkpoint_clean(const char *out_dir) {
     for (size_t i = checkpoint_list(out_dir, true, &list); i-- > 0;) {
         const CheckpointEntry *x = &list[i];
         if (!path_print(named, &err, "%s/step-%08zu", out_dir, x->step)) continue;
-        if (checkpoint_is_ours(x->path, x->step) && trainer_state_read(x->path, &state, &err)) {
+        if (checkpoint_is_ours(x->path, x->step) &&
+            trainer_state_read(x->path, &state, &err)) {
             size_t save = state.save;
             bool later = trainer_state_read(named, &state, &err) && state.save >= save;
-            if (!later && !checkpoint_give_name(x->path, named, x->step, &err)) printf("note: %s\n", err.text);
+            if (!later && !checkpoint_give_name(x->path, named, x->step, &err))
+                printf("note: %s\n", err.text);
             if (!later) continue;
         }
-        if (checkpoint_looks_ours(x->path)) checkpoint_remove(x->path);
-        else rmdir(x->path);  // interrupted before the first file, or somebody's
+        if (checkpoint_looks_ours(x->path))
+            checkpoint_remove(x->path);
+        else
+            rmdir(x->path);  // interrupted before the first file, or somebody's
     }
     free(list);
 }
 
-// The check of --out before any work: makes the folder, proves that checkpoints can be written there, and on the first
-// rank locks it for this run until the process ends. *lock: see folder_lock, -1 on other ranks.
-static inline bool checkpoint_claim(const char *out_dir, bool first_rank, int *lock, Error *err) {
+// The check of --out before any work: makes the folder, proves that checkpoints can be
+// written there, and on the first rank locks it for this run until the process ends. *lock:
+// see folder_lock, -1 on other ranks.
+static inline bool checkpoint_claim(const char *out_dir, bool first_rank, int *lock,
+                                    Error *err) {
     char path[PATH_MAX], file[PATH_MAX];
     *lock = -1;
-    if (!folder_make(out_dir, err) || (first_rank && !folder_lock(out_dir, lock, err))) return false;
-    if (*lock >= 0) checkpoint_clean(out_dir);
-    else if (first_rank) printf("note: %s; unfinished saves tmp-* stay there\n", err->text);
-    // The longest path that will be looked for, of a name that the next run would clear away.
+    if (!folder_make(out_dir, err) || (first_rank && !folder_lock(out_dir, lock, err)))
+        return false;
+    if (*lock >= 0)
+        checkpoint_clean(out_dir);
+    else if (first_rank)
+        printf("note: %s; unfinished saves tmp-* stay there\n", err->text);
+    // The longest path that will be looked for, of a name that the next run would clear
+    // away.
     if (!checkpoint_tmp_path(path, out_dir, (size_t)1e15, err) ||
-        !path_print(file, err, "%s/optimizer.safetensors.index.json", path)) return false;
-    if (mkdir(path, 0777) != 0) return error_set(err, "cannot write to %s: %s", out_dir, strerror(errno));
+        !path_print(file, err, "%s/optimizer.safetensors.index.json", path))
+        return false;
+    if (mkdir(path, 0777) != 0)
+        return error_set(err, "cannot write to %s: %s", out_dir, strerror(errno));
     rmdir(path);
     return true;
 }
 
-// Says that a damaged checkpoint is passed over, after `passed` others. err keeps what is wrong with the first.
-static inline void checkpoint_pass_over(const char *path, size_t passed, const Error *why, Error *err) {
+// Says that a damaged checkpoint is passed over, after `passed` others. err keeps what is
+// wrong with the first.
+static inline void checkpoint_pass_over(const char *path, size_t passed, const Error *why,
+                                        Error *err) {
     const char *name = strrchr(path, '/') + 1;
     printf("note: the checkpoint %s is passed over: %s\n", name, why->text);
     if (passed == 0)
-        error_set(err, "no checkpoint under %.*s is sound: %s", (int)(name - 1 - path), path, why->text);
+        error_set(err, "no checkpoint under %.*s is sound: %s", (int)(name - 1 - path),
+                  path, why->text);
 }
 
-// Finds the checkpoint under out_dir that was saved last, but for the newest `passed`, which are damaged. path is empty
-// where there is none. False: all are damaged, or there is no right to read them.
-static inline bool checkpoint_latest(const char *out_dir, size_t passed, char path[PATH_MAX], Error *err) {
+// Finds the checkpoint under out_dir that was saved last, but for the newest `passed`,
+// which are damaged. path is empty where there is none. False: all are damaged, or there is
+// no right to read them.
+static inline bool checkpoint_latest(const char *out_dir, size_t passed,
+                                     char path[PATH_MAX], Error *err) {
     CheckpointEntry *list;
     path[0] = '\0';
     if (access(out_dir, R_OK | X_OK) != 0 && errno != ENOENT) {

@@ -4,14 +4,22 @@
 #ifndef LLMC_CHOICES_H
 #define LLMC_CHOICES_H
 
-// --recompute: what backward computes again. The last one is train_context's, and keeps attention's output.
+// --recompute: what backward computes again. The last one is train_context's, and keeps
+// attention's output.
 enum { RECOMPUTE_NONE, RECOMPUTE_GELU, RECOMPUTE_LAYER, RECOMPUTE_BUT_ATTENTION };
 
 #define LR_SCHEDULES "cosine|linear"  // --lr-schedule, in the order of LRSchedule
 
 // --schedule
-typedef enum { SCHEDULE_GPIPE, SCHEDULE_1F1B, SCHEDULE_INTERLEAVED, SCHEDULE_ZB_H1, SCHEDULE_ZB_AUTO } Schedule;
+typedef enum {
+    SCHEDULE_GPIPE,
+    SCHEDULE_1F1B,
+    SCHEDULE_INTERLEAVED,
+    SCHEDULE_ZB_H1,
+    SCHEDULE_ZB_AUTO
+} Schedule;
 
-#define ATTENTION_MAX_HEAD_SIZE 512  // channels of a head that the attention kernels can hold
+#define ATTENTION_MAX_HEAD_SIZE \
+    512  // channels of a head that the attention kernels can hold
 
 #endif

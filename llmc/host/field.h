@@ -1,4 +1,5 @@
-// field.h: one table describes the fields of a struct. It serves the command line, --help and JSON files.
+// field.h: one table describes the fields of a struct. It serves the command line, --help
+// and JSON files.
 //
 // defines: FieldType, Field, FieldTable, field_wanted, field_choice, field_set, fields_find
 #ifndef LLMC_FIELD_H
@@ -15,7 +16,8 @@
 
 typedef enum {
     FIELD_SIZE,    // size_t: decimal digits
-    FIELD_SEED,    // uint64_t: decimal digits; JSON has them in a string, for its numbers stop at 2^53
+    FIELD_SEED,    // uint64_t: decimal digits; JSON has them in a string, for its numbers
+                   // stop at 2^53
     FIELD_REAL,    // double
     FIELD_WHOLE,   // double without a fraction
     FIELD_SWITCH,  // bool: 0 or 1; JSON: false or true
@@ -47,7 +49,9 @@ typedef struct {
 static inline void field_wanted(const Field *f, char *text, size_t size) {
     switch (f->type) {
         case FIELD_SEED: snprintf(text, size, "a whole number below 2^64"); break;
-        case FIELD_REAL: snprintf(text, size, "a number from %.15g to %.15g", f->min, f->max); break;
+        case FIELD_REAL:
+            snprintf(text, size, "a number from %.15g to %.15g", f->min, f->max);
+            break;
         case FIELD_SWITCH:
         case FIELD_CHOICE: snprintf(text, size, "one of %s", f->value); break;
         case FIELD_TEXT: snprintf(text, size, "a text that is not empty"); break;
@@ -66,7 +70,8 @@ static inline int field_choice(const char *list, const char *text) {
     }
 }
 
-// Sets a field of the struct from text. Returns false if the text is not a value that field_wanted names.
+// Sets a field of the struct from text. Returns false if the text is not a value that
+// field_wanted names.
 static inline bool field_set(void *object, const Field *f, const char *text) {
     void *at = (char *)object + f->offset;
     bool digits = *text && text[strspn(text, "0123456789")] == '\0';
@@ -79,8 +84,10 @@ static inline bool field_set(void *object, const Field *f, const char *text) {
     }
     if (f->type == FIELD_REAL || f->type == FIELD_WHOLE) {
         double x = *(double *)at = strtod(text, &end);
-        bool number = *text && *end == '\0' && text[strspn(text, "0123456789.eE+-")] == '\0';  // neither hex nor inf
-        return number && x >= f->min && x <= f->max && (f->type == FIELD_REAL || x == floor(x));
+        bool number = *text && *end == '\0' &&
+                      text[strspn(text, "0123456789.eE+-")] == '\0';  // neither hex nor inf
+        return number && x >= f->min && x <= f->max &&
+               (f->type == FIELD_REAL || x == floor(x));
     }
     if (f->type == FIELD_SWITCH) {
         *(bool *)at = text[0] == '1';
@@ -96,7 +103,8 @@ static inline bool field_set(void *object, const Field *f, const char *text) {
 }
 
 // Finds the row of that name and the object it belongs to. Returns NULL if no table has it.
-static inline const Field *fields_find(const FieldTable *tables, size_t count, const char *name, void **object) {
+static inline const Field *fields_find(const FieldTable *tables, size_t count,
+                                       const char *name, void **object) {
     for (const FieldTable *t = tables; t < tables + count; t++) {
         *object = t->object;
         for (size_t i = 0; i < t->count; i++) {

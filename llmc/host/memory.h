@@ -11,15 +11,18 @@
 #include <string.h>
 #include <unistd.h>
 
-// Returns the memory. If it is NULL, ends the program with a sentence; without MPI_Finalize the other ranks end too.
+// Returns the memory. If it is NULL, ends the program with a sentence; without MPI_Finalize
+// the other ranks end too.
 static inline void *host_check(void *memory, size_t count, size_t size) {
     if (memory) return memory;
     fflush(stdout);
-    fprintf(stderr, "error: out of host memory: no room for %zu x %zu bytes more\n", count, size);
+    fprintf(stderr, "error: out of host memory: no room for %zu x %zu bytes more\n", count,
+            size);
     _exit(1);
 }
 
-// Returns `count` objects of `size` bytes, all 0. Never NULL, even for no objects. The caller frees them.
+// Returns `count` objects of `size` bytes, all 0. Never NULL, even for no objects. The
+// caller frees them.
 static inline void *host_alloc(size_t count, size_t size) {
     return host_check(calloc(count ? count : 1, size), count, size);
 }

@@ -6,7 +6,8 @@
 
 #include <string.h>
 
-// Returns the fewest insertions, deletions and replacements of letters that turn a into b: words of up to 63 letters.
+// Returns the fewest insertions, deletions and replacements of letters that turn a into b:
+// words of up to 63 letters.
 static inline int word_distance(const char *a, const char *b) {
     int row[64];
     size_t n = strlen(b);

@@ -1,13 +1,15 @@
-// safetensors.h: .safetensors files: 8 bytes header length, a JSON header that gives each tensor's type, shape and
-// place, then the data. Readers and writers touch slices, never the whole file; several processes can write disjoint
-// slices of one file. Hugging Face splits large models: model.safetensors.index.json says which file has which tensor.
+// safetensors.h: .safetensors files: 8 bytes header length, a JSON header that gives each
+// tensor's type, shape and place, then the data. Readers and writers touch slices, never
+// the whole file; several processes can write disjoint slices of one file. Hugging Face
+// splits large models: model.safetensors.index.json says which file has which tensor.
 //
-// A checksum adds up, modulo 2^64, a mix of place and bits of every element. So every rank adds what it writes, in any
-// order, and the ranks' sums added together are those of the whole tensors, whatever the layout is. They find what
-// disks, copies and people damage; they are no protection against somebody who means it.
+// A checksum adds up, modulo 2^64, a mix of place and bits of every element. So every rank
+// adds what it writes, in any order, and the ranks' sums added together are those of the
+// whole tensors, whatever the layout is. They find what disks, copies and people damage;
+// they are no protection against somebody who means it.
 //
-// defines: SafeTensors, STEntry, ST_TYPES, st_open, st_find, st_read, st_read_floats, st_compare, st_close,
-//          checksum_element, st_sum, st_write_floats
+// defines: SafeTensors, STEntry, ST_TYPES, st_open, st_find, st_read, st_read_floats,
+//          st_compare, st_close, checksum_element, st_sum, st_write_floats
 #ifndef LLMC_SAFETENSORS_H
 #define LLMC_SAFETENSORS_H
 
@@ -20,49 +22,62 @@
 
 enum { ST_MAX_HEADER = 100000000, ST_STAGE = 16384, ST_MAX_FILES = 1000 };
 
-enum { ST_F32, ST_BF16, ST_F16, ST_F64, ST_OTHER };  // rows of ST_TYPES; from ST_OTHER on: no model has them
+enum {
+    ST_F32,
+    ST_BF16,
+    ST_F16,
+    ST_F64,
+    ST_OTHER
+};  // rows of ST_TYPES; from ST_OTHER on: no model has them
 
 typedef struct {
-    char *name;          // comes first: compare_names sorts entries
-    char *shape;         // as JSON, [2,3]
-    int dtype;           // row of ST_TYPES
-    size_t count;        // elements: the product of the shape
-    uint64_t begin;      // byte of the file
-    uint64_t bytes;      // how many it has there
-    size_t file;         // which of the files
+    char *name;      // comes first: compare_names sorts entries
+    char *shape;     // as JSON, [2,3]
+    int dtype;       // row of ST_TYPES
+    size_t count;    // elements: the product of the shape
+    uint64_t begin;  // byte of the file
+    uint64_t bytes;  // how many it has there
+    size_t file;     // which of the files
 } STEntry;
 
 typedef struct {
-    char *path;        // the file, or the index
+    char *path;  // the file, or the index
     size_t count;
     STEntry *entries;  // [count] sorted by name
     size_t file_count;
-    int *files;        // [file_count] open
+    int *files;  // [file_count] open
 } SafeTensors;
 
-// The types that the format knows and how many bytes they are wide. The last row stands for all
-// others, which newer files may have, of any width: so a file opens whatever they are.
+// The types that the format knows and how many bytes they are wide. The last row stands for
+// all others, which newer files may have, of any width: so a file opens whatever they are.
 static const struct {
     const char *name;
     size_t width;
 } ST_TYPES[] = {
-    {"F32", 4}, {"BF16", 2}, {"F16", 2}, {"F64", 8},
-    {"BOOL", 1}, {"U8", 1}, {"I8", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1}, {"I16", 2}, {"U16", 2},
-    {"I32", 4}, {"U32", 4}, {"I64", 8}, {"U64", 8}, {"C64", 8}, {"of an unknown dtype", 0},
+    {"F32", 4},     {"BF16", 2},    {"F16", 2},
+    {"F64", 8},     {"BOOL", 1},    {"U8", 1},
+    {"I8", 1},      {"F8_E4M3", 1}, {"F8_E5M2", 1},
+    {"F8_E8M0", 1}, {"I16", 2},     {"U16", 2},
+    {"I32", 4},     {"U32", 4},     {"I64", 8},
+    {"U64", 8},     {"C64", 8},     {"of an unknown dtype", 0},
 };
 enum { ST_TYPE_COUNT = (int)(sizeof ST_TYPES / sizeof ST_TYPES[0]) };
 
 // A subnormal has no leading 1 and the exponent of the smallest normal.
 static inline float st_from_f16(uint16_t x) {
     int exponent = x >> 10 & 31, fraction = x & 1023;
-    float size = ldexpf((float)(exponent ? 1024 + fraction : fraction), (exponent ? exponent : 1) - 25);
+    float size = ldexpf((float)(exponent ? 1024 + fraction : fraction),
+                        (exponent ? exponent : 1) - 25);
     if (exponent == 31) size = fraction ? NAN : INFINITY;
     return x & 0x8000 ? -size : size;
 }
 
 static inline void st_close(SafeTensors *st) {
     for (size_t i = 0; i < st->file_count; i++) close(st->files[i]);
-    for (size_t i = 0; i < st->count; i++) free(st->entries[i].name), free(st->entries[i].shape);
+    for (size_t i = 0; i < st->count; i++) {
+        free(st->entries[i].name);
+        free(st->entries[i].shape);
+    }
     free(st->files);
     free(st->path);
     free(st->entries);
@@ -72,57 +87,71 @@ static inline void st_close(SafeTensors *st) {
 static inline int st_compare_places(const void *a, const void *b) {
     const STEntry *x = (const STEntry *)a, *y = (const STEntry *)b;
     if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
-    return x->bytes < y->bytes ? -1 : x->bytes > y->bytes;  // an empty tensor comes before the one behind it
+    return x->bytes < y->bytes
+               ? -1
+               : x->bytes > y->bytes;  // an empty tensor comes before the one behind it
 }
 
 // Fills in all but the file; begin is relative to the data.
-static inline bool st_parse_entry(STEntry *x, const cJSON *item, const char *path, Error *err) {
+static inline bool st_parse_entry(STEntry *x, const cJSON *item, const char *path,
+                                  Error *err) {
     const cJSON *dtype = cJSON_GetObjectItemCaseSensitive(item, "dtype"), *number;
     const cJSON *shape = cJSON_GetObjectItemCaseSensitive(item, "shape");
     const cJSON *offsets = cJSON_GetObjectItemCaseSensitive(item, "data_offsets");
     x->name = host_string(item->string);
     if (!cJSON_IsString(dtype) || !cJSON_IsArray(shape) || !cJSON_IsArray(offsets) ||
         cJSON_GetArraySize(offsets) != 2) {
-        return error_set(err, "%s: tensor %s lacks a dtype, a shape or two data_offsets", path, x->name);
+        return error_set(err, "%s: tensor %s lacks a dtype, a shape or two data_offsets",
+                         path, x->name);
     }
-    while (ST_TYPES[x->dtype].width && strcmp(ST_TYPES[x->dtype].name, dtype->valuestring) != 0) x->dtype++;
+    while (ST_TYPES[x->dtype].width &&
+           strcmp(ST_TYPES[x->dtype].name, dtype->valuestring) != 0)
+        x->dtype++;
     x->shape = (char *)host_check(cJSON_PrintUnformatted(shape), 1, 1);
     x->count = 1;
     cJSON_ArrayForEach(number, shape) {
         uint64_t n;
-        if (!json_whole(number, &n) || __builtin_mul_overflow(x->count, (size_t)n, &x->count))
+        if (!json_whole(number, &n) ||
+            __builtin_mul_overflow(x->count, (size_t)n, &x->count))
             return error_set(err, "%s: tensor %s has an absurd shape", path, x->name);
     }
     uint64_t end;
     size_t bytes, width = ST_TYPES[x->dtype].width;
-    if (!json_whole(offsets->child, &x->begin) || !json_whole(offsets->child->next, &end) || x->begin > end) {
+    if (!json_whole(offsets->child, &x->begin) || !json_whole(offsets->child->next, &end) ||
+        x->begin > end) {
         return error_set(err, "%s: tensor %s has absurd data_offsets", path, x->name);
     }
     x->bytes = end - x->begin;
     if (width && (__builtin_mul_overflow(x->count, width, &bytes) || bytes != x->bytes)) {
-        return error_set(err, "%s: tensor %s has data_offsets that contradict its shape", path, x->name);
+        return error_set(err, "%s: tensor %s has data_offsets that contradict its shape",
+                         path, x->name);
     }
     return true;
 }
 
-// The tensors of one file must tile its data exactly: no overlap, no hole, nothing behind the last one.
-static inline bool st_check_places(STEntry *x, size_t count, uint64_t data, uint64_t file_size, const char *path,
-                                   Error *err) {
+// The tensors of one file must tile its data exactly: no overlap, no hole, nothing behind
+// the last one.
+static inline bool st_check_places(STEntry *x, size_t count, uint64_t data,
+                                   uint64_t file_size, const char *path, Error *err) {
     qsort(x, count, sizeof *x, st_compare_places);
     uint64_t at = 0;
     for (size_t i = 0; i < count; i++, x++) {
         if (x->begin != at)
-            return error_set(err, "%s: tensor %s overlaps another one or has a hole before it", path, x->name);
+            return error_set(err,
+                             "%s: tensor %s overlaps another one or has a hole before it",
+                             path, x->name);
         at += x->bytes;
         x->begin += data;
     }
     return data + at == file_size ||
-           error_set(err, "%s %s: its tensors need %llu bytes, and it has %llu", path, data + at > file_size ?
-                     "is truncated" : "has bytes that belong to no tensor", (unsigned long long)(data + at),
-                     (unsigned long long)file_size);
+           error_set(err, "%s %s: its tensors need %llu bytes, and it has %llu", path,
+                     data + at > file_size ? "is truncated"
+                                           : "has bytes that belong to no tensor",
+                     (unsigned long long)(data + at), (unsigned long long)file_size);
 }
 
-// Opens a file and adds its tensors to those of *st, which then are sorted by name, for st_find.
+// Opens a file and adds its tensors to those of *st, which then are sorted by name, for
+// st_find.
 static inline bool st_add(SafeTensors *st, const char *path, int flags, Error *err) {
     uint64_t length, size;
     size_t before = st->count;
@@ -130,20 +159,24 @@ static inline bool st_add(SafeTensors *st, const char *path, int flags, Error *e
     if (fd < 0) return false;
     st->files = (int *)host_resize(st->files, st->file_count + 1, sizeof(int));
     st->files[st->file_count++] = fd;  // closed by st_close
-    if (size < 8) return error_set(err, "%s is truncated: it has no safetensors header", path);
-    if (!file_read_at(fd, &length, 8, 0)) return error_set(err, "cannot read %s: %s", path, file_read_failure());
+    if (size < 8)
+        return error_set(err, "%s is truncated: it has no safetensors header", path);
+    if (!file_read_at(fd, &length, 8, 0))
+        return error_set(err, "cannot read %s: %s", path, file_read_failure());
     if (length > ST_MAX_HEADER)
-        return error_set(err, "%s is no safetensors file: its header claims %llu bytes", path,
-                         (unsigned long long)length);
+        return error_set(err, "%s is no safetensors file: its header claims %llu bytes",
+                         path, (unsigned long long)length);
     if (length > size - 8) return error_set(err, "%s is truncated inside its header", path);
     char *text = (char *)host_alloc((size_t)length + 1, 1);
-    bool whole = file_read_at(fd, text, (size_t)length, 8) ||
-                 error_set(err, "cannot read the header of %s: %s", path, file_read_failure());
+    bool whole =
+        file_read_at(fd, text, (size_t)length, 8) ||
+        error_set(err, "cannot read the header of %s: %s", path, file_read_failure());
     cJSON *root = whole ? json_parse(text, (size_t)length, path, err) : NULL;
     free(text);
     const cJSON *item;
     bool ok = root != NULL;
-    st->entries = (STEntry *)host_resize(st->entries, before + (size_t)cJSON_GetArraySize(root), sizeof(STEntry));
+    st->entries = (STEntry *)host_resize(
+        st->entries, before + (size_t)cJSON_GetArraySize(root), sizeof(STEntry));
     cJSON_ArrayForEach(item, root) {
         STEntry *x = &st->entries[st->count];
         if (!ok || strcmp(item->string, "__metadata__") == 0) continue;
@@ -153,50 +186,62 @@ static inline bool st_add(SafeTensors *st, const char *path, int flags, Error *e
         st->count++;
     }
     cJSON_Delete(root);
-    ok = ok && st_check_places(st->entries + before, st->count - before, 8 + length, size, path, err);
+    ok = ok && st_check_places(st->entries + before, st->count - before, 8 + length, size,
+                               path, err);
     qsort(st->entries, st->count, sizeof(STEntry), compare_names);
     return ok;
 }
 
 // The tensor of that name, or NULL.
 static inline STEntry *st_find(const SafeTensors *st, const char *name) {
-    return (STEntry *)bsearch(&name, st->entries, st->count, sizeof(STEntry), compare_names);
+    return (STEntry *)bsearch(&name, st->entries, st->count, sizeof(STEntry),
+                              compare_names);
 }
 
-// Adds the tensors of all files that the weight_map of the index st->path names. Both must agree on every one of them.
+// Adds the tensors of all files that the weight_map of the index st->path names. Both must
+// agree on every one of them.
 static inline bool st_add_listed(SafeTensors *st, const cJSON *map, Error *err) {
     const cJSON *item;
     const char *names[ST_MAX_FILES], *slash = strrchr(st->path, '/');
     int folder = slash ? (int)(slash + 1 - st->path) : 0;
     size_t k, number = 0;
-    if (!cJSON_IsObject(map) || !map->child) return error_set(err, "%s has no \"weight_map\"", st->path);
+    if (!cJSON_IsObject(map) || !map->child)
+        return error_set(err, "%s has no \"weight_map\"", st->path);
     cJSON_ArrayForEach(item, map) {
         char path[PATH_MAX];
         const char *name = cJSON_IsString(item) ? item->valuestring : "";
         if (!name[0] || strchr(name, '/') || name[0] == '.')
-            return error_set(err, "%s: entry %zu of its \"weight_map\" is no tensor with a file of this folder",
+            return error_set(err,
+                             "%s: entry %zu of its \"weight_map\" is no tensor with a file "
+                             "of this folder",
                              st->path, number);
         number++;
         for (k = 0; k < st->file_count && strcmp(names[k], name) != 0;) k++;
-        if (k == ST_MAX_FILES) return error_set(err, "%s names more than %d files", st->path, (int)ST_MAX_FILES);
+        if (k == ST_MAX_FILES)
+            return error_set(err, "%s names more than %d files", st->path,
+                             (int)ST_MAX_FILES);
         names[k] = name;
         if (!path_print(path, err, "%.*s%s", folder, st->path, name)) return false;
         if (access(path, F_OK) != 0)
-            return error_set(err, "%s lies: it puts tensor %s into %s, which is not there", st->path, item->string,
-                             path);
+            return error_set(err, "%s lies: it puts tensor %s into %s, which is not there",
+                             st->path, item->string, path);
         if (k == st->file_count && !st_add(st, path, O_RDONLY, err)) return false;
         const STEntry *x = st_find(st, item->string);
         if (!x || x->file != k)
-            return error_set(err, "%s lies: it puts tensor %s into %s, which does not have it", st->path, item->string,
-                             path);
+            return error_set(err,
+                             "%s lies: it puts tensor %s into %s, which does not have it",
+                             st->path, item->string, path);
     }
-    return number == st->count ||  // JSON has no name twice, so each listed tensor is another one
-           error_set(err, "%s lies: it lists %zu tensors, and its files have %zu", st->path, number, st->count);
+    return number ==
+               st->count ||  // JSON has no name twice, so each listed tensor is another one
+           error_set(err, "%s lies: it lists %zu tensors, and its files have %zu", st->path,
+                     number, st->count);
 }
 
-// Opens the file or, where PATH.index.json is instead, all files of this index, as if they were one. flags: O_RDONLY,
-// or O_RDWR for a rank that fills in its slices of a file that slices_create has made. False with a sentence, and
-// nothing to close, for whatever is not sound.
+// Opens the file or, where PATH.index.json is instead, all files of this index, as if they
+// were one. flags: O_RDONLY, or O_RDWR for a rank that fills in its slices of a file that
+// slices_create has made. False with a sentence, and nothing to close, for whatever is not
+// sound.
 static inline bool st_open(SafeTensors *st, const char *path, int flags, Error *err) {
     char index[PATH_MAX];
     memset(st, 0, sizeof *st);
@@ -212,41 +257,51 @@ static inline bool st_open(SafeTensors *st, const char *path, int flags, Error *
 }
 
 // Elements [first, first + count) of a tensor as they stand in the file.
-static inline bool st_read(const SafeTensors *st, const STEntry *x, size_t first, size_t count, void *out, Error *err) {
+static inline bool st_read(const SafeTensors *st, const STEntry *x, size_t first,
+                           size_t count, void *out, Error *err) {
     size_t width = ST_TYPES[x->dtype].width;
-    return file_read_at(st->files[x->file], out, count * width, x->begin + (uint64_t)first * width) ||
-           error_set(err, "cannot read tensor %s of %s: %s", x->name, st->path, file_read_failure());
+    return file_read_at(st->files[x->file], out, count * width,
+                        x->begin + (uint64_t)first * width) ||
+           error_set(err, "cannot read tensor %s of %s: %s", x->name, st->path,
+                     file_read_failure());
 }
 
 // The same of a floating-point type as floats; F32, BF16 and F16 exactly, F64 rounded.
-static inline bool st_read_floats(const SafeTensors *st, const STEntry *x, size_t first, size_t count,
-                                  float *out, Error *err) {
-    union { uint16_t half[ST_STAGE]; double wide[ST_STAGE]; } stage;
+static inline bool st_read_floats(const SafeTensors *st, const STEntry *x, size_t first,
+                                  size_t count, float *out, Error *err) {
+    union {
+        uint16_t half[ST_STAGE];
+        double wide[ST_STAGE];
+    } stage;
     if (x->dtype == ST_F32) return st_read(st, x, first, count, out, err);
     for (size_t i = 0; i < count; i += ST_STAGE) {
         size_t n = count - i < ST_STAGE ? count - i : (size_t)ST_STAGE;
         if (!st_read(st, x, first + i, n, &stage, err)) return false;
         for (size_t j = 0; j < n; j++) {
-            out[i + j] = x->dtype == ST_BF16 ? bf16_to_float(stage.half[j])
-                       : x->dtype == ST_F16 ? st_from_f16(stage.half[j]) : (float)stage.wide[j];
+            out[i + j] = x->dtype == ST_BF16  ? bf16_to_float(stage.half[j])
+                         : x->dtype == ST_F16 ? st_from_f16(stage.half[j])
+                                              : (float)stage.wide[j];
         }
     }
     return true;
 }
 
 // Sets *same: have two tensors the same shape and, as floats, the same values?
-static inline bool st_compare(const SafeTensors *st, const STEntry *x, const STEntry *y, bool *same, Error *err) {
+static inline bool st_compare(const SafeTensors *st, const STEntry *x, const STEntry *y,
+                              bool *same, Error *err) {
     float a[ST_STAGE], b[ST_STAGE];
     *same = strcmp(x->shape, y->shape) == 0 && x->dtype < ST_OTHER && y->dtype < ST_OTHER;
     for (size_t i = 0, n; i < x->count && *same; i += n) {
         n = x->count - i < ST_STAGE ? x->count - i : (size_t)ST_STAGE;
-        if (!st_read_floats(st, x, i, n, a, err) || !st_read_floats(st, y, i, n, b, err)) return false;
+        if (!st_read_floats(st, x, i, n, a, err) || !st_read_floats(st, y, i, n, b, err))
+            return false;
         *same = memcmp(a, b, n * sizeof(float)) == 0;
     }
     return true;
 }
 
-// What an element adds to its tensor's sum: the finalizer of SplitMix64 (Steele et al. 2014) on place and bits.
+// What an element adds to its tensor's sum: the finalizer of SplitMix64 (Steele et al.
+// 2014) on place and bits.
 static inline uint64_t checksum_element(uint64_t place, uint32_t bits) {
     uint64_t x = place * 0x9e3779b97f4a7c15u + bits;
     x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
@@ -255,26 +310,31 @@ static inline uint64_t checksum_element(uint64_t place, uint32_t bits) {
 }
 
 // Of elements [first, first + count) of a tensor, F32 or BF16, as they stand in the file.
-static inline uint64_t checksum_values(const void *values, int dtype, size_t first, size_t count) {
+static inline uint64_t checksum_values(const void *values, int dtype, size_t first,
+                                       size_t count) {
     uint64_t sum = 0;
     for (size_t i = 0; i < count; i++) {
         uint32_t bits;
         uint16_t half;
-        if (dtype == ST_BF16) memcpy(&half, (const char *)values + 2 * i, 2), bits = half;
-        else memcpy(&bits, (const char *)values + 4 * i, 4);
+        if (dtype == ST_BF16) {
+            memcpy(&half, (const char *)values + 2 * i, 2);
+            bits = half;
+        } else
+            memcpy(&bits, (const char *)values + 4 * i, 4);
         sum += checksum_element(first + i, bits);
     }
     return sum;
 }
 
-// Adds one of `shares` shares of a tensor's checksum, every shares-th piece; *piece counts them over all tensors. The
-// tensor must have the type that it was saved with.
-static inline bool st_sum(const SafeTensors *st, const STEntry *x, size_t share, size_t shares, size_t *piece,
-                          uint64_t *sum, Error *err) {
+// Adds one of `shares` shares of a tensor's checksum, every shares-th piece; *piece counts
+// them over all tensors. The tensor must have the type that it was saved with.
+static inline bool st_sum(const SafeTensors *st, const STEntry *x, size_t share,
+                          size_t shares, size_t *piece, uint64_t *sum, Error *err) {
     enum { PIECE = 1 << 16 };
     uint32_t stage[PIECE];
     if (x->dtype != ST_F32 && x->dtype != ST_BF16)
-        return error_set(err, "%s: tensor %s is neither F32 nor BF16, as it was saved", st->path, x->name);
+        return error_set(err, "%s: tensor %s is neither F32 nor BF16, as it was saved",
+                         st->path, x->name);
     for (size_t first = 0, n; first < x->count; first += n) {
         n = x->count - first < PIECE ? x->count - first : (size_t)PIECE;
         if ((*piece)++ % shares != share) continue;
@@ -284,18 +344,22 @@ static inline bool st_sum(const SafeTensors *st, const STEntry *x, size_t share,
     return true;
 }
 
-// Writes elements [first, first + count) of an F32 tensor, or of a BF16 one, rounded to nearest even. Adds their
-// checksum to *sum, unless it is NULL.
-static inline bool st_write_floats(const SafeTensors *st, const STEntry *x, size_t first, size_t count,
-                                   const float *in, uint64_t *sum, Error *err) {
+// Writes elements [first, first + count) of an F32 tensor, or of a BF16 one, rounded to
+// nearest even. Adds their checksum to *sum, unless it is NULL.
+static inline bool st_write_floats(const SafeTensors *st, const STEntry *x, size_t first,
+                                   size_t count, const float *in, uint64_t *sum,
+                                   Error *err) {
     uint16_t half[ST_STAGE];
     size_t width = ST_TYPES[x->dtype].width;
     for (size_t i = 0; i < count; i += ST_STAGE) {
         size_t n = count - i < ST_STAGE ? count - i : (size_t)ST_STAGE;
-        for (size_t j = 0; j < n && x->dtype == ST_BF16; j++) half[j] = bf16_from_float(in[i + j]);
-        const void *from = x->dtype == ST_BF16 ? (const void *)half : (const void *)(in + i);
+        for (size_t j = 0; j < n && x->dtype == ST_BF16; j++)
+            half[j] = bf16_from_float(in[i + j]);
+        const void *from = x->dtype == ST_BF16 ? (const void *)half
+                                               : (const void *)(in + i);
         if (sum) *sum += checksum_values(from, x->dtype, first + i, n);
-        if (!file_write_at(st->files[0], from, n * width, x->begin + (uint64_t)(first + i) * width))
+        if (!file_write_at(st->files[0], from, n * width,
+                           x->begin + (uint64_t)(first + i) * width))
             return error_set(err, "cannot write %s: %s", st->path, strerror(errno));
     }
     return true;

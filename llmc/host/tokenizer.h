@@ -1,11 +1,12 @@
-// tokenizer.h: text to tokens and back, prompts and samples, with byte-level byte-pair encoding
-// like GPT-2's (Radford et al. 2019, section 2.2). Text is split into words, and in each word the
-// bytes' tokens are merged, pair by pair (Sennrich et al. 2016). tokenizer_file.h reads a
-// tokenizer.
+// tokenizer.h: text to tokens and back, prompts and samples, with byte-level byte-pair
+// encoding like GPT-2's (Radford et al. 2019, section 2.2). Text is split into words, and
+// in each word the bytes' tokens are merged, pair by pair (Sennrich et al. 2016).
+// tokenizer_file.h reads a tokenizer.
 //
-// defines: TOKENIZER_MAX_ID, END_OF_TEXT, Token, TokenMerge, Tokenizer, tokenizer_free, utf8_read,
-//          token_find, tokenizer_added_at, TOKENIZER_FAILED, tokenizer_encode, tokenizer_decode,
-//          tokenizer_print, tokenizer_prompt, SAMPLE_TEMPERATURE, sample_token
+// defines: TOKENIZER_MAX_ID, END_OF_TEXT, Token, TokenMerge, Tokenizer, tokenizer_free,
+//          utf8_read, token_find, tokenizer_added_at, TOKENIZER_FAILED, tokenizer_encode,
+//          tokenizer_decode, tokenizer_print, tokenizer_prompt, SAMPLE_TEMPERATURE,
+//          sample_token
 #ifndef LLMC_TOKENIZER_H
 #define LLMC_TOKENIZER_H
 
@@ -29,25 +30,27 @@ typedef struct {
     char *bytes;
     size_t count;
     int number;
-    bool named;           // the vocabulary's name for it is no text in bytes: words do not have it
-    bool late;            // an added token that is looked for behind the others, in what they leave
-    bool lstrip, rstrip;  // an added token that takes the white space before it, or behind it
+    bool named;  // the vocabulary's name for it is no text in bytes: words do not have it
+    bool late;   // an added token that is looked for behind the others, in what they leave
+    bool lstrip,
+        rstrip;  // an added token that takes the white space before it, or behind it
 } Token;
 
 typedef struct {
-    const char *path;          // of the file, for messages; NULL: a token is a byte
-    Token *text;               // [numbers] by number; bytes NULL: no such token
-    size_t numbers;            // above all tokens
-    Token *tokens;             // [vocabulary] and behind them [added], each sorted; owns the bytes
-    size_t vocabulary, added;  // added: looked for in the text before it is split into words
-    size_t early;              // so many of the added are not late, and stand before those that are
-    TokenMerge *merges;        // [merge_count] sorted by left and right
+    const char *path;  // of the file, for messages; NULL: a token is a byte
+    Token *text;       // [numbers] by number; bytes NULL: no such token
+    size_t numbers;    // above all tokens
+    Token *tokens;     // [vocabulary] and behind them [added], each sorted; owns the bytes
+    size_t vocabulary,
+        added;     // added: looked for in the text before it is split into words
+    size_t early;  // so many of the added are not late, and stand before those that are
+    TokenMerge *merges;  // [merge_count] sorted by left and right
     size_t merge_count;
-    pcre2_code *words;         // matches a word; NULL: the text is one word
-    bool whole;                // a word of the vocabulary is its token, whatever merges make of it
-    int unknown;               // the token of a byte that has none; -1: such a byte is left out
-    bool fuse;                 // such bytes in a row are one token
-    int *first;                // [first_count] tokens that every prompt begins with
+    pcre2_code *words;  // matches a word; NULL: the text is one word
+    bool whole;         // a word of the vocabulary is its token, whatever merges make of it
+    int unknown;        // the token of a byte that has none; -1: such a byte is left out
+    bool fuse;          // such bytes in a row are one token
+    int *first;         // [first_count] tokens that every prompt begins with
     size_t first_count;
 } Tokenizer;
 
@@ -61,12 +64,18 @@ static inline void tokenizer_free(Tokenizer *tk) {
     memset(tk, 0, sizeof *tk);
 }
 
-// Reads the UTF-8 character at the start of text[bytes] and returns its length. A byte that is none
-// is U+0001.
+// Reads the UTF-8 character at the start of text[bytes] and returns its length. A byte that
+// is none is U+0001.
 static inline size_t utf8_read(const char *text, size_t bytes, unsigned *character) {
-    static const unsigned least[] = {0, 0, 0x80, 0x800, 0x10000};  // a character of that length
+    static const unsigned least[] = {0, 0, 0x80, 0x800,
+                                     0x10000};  // a character of that length
     unsigned c = (unsigned char)text[0];
-    size_t length = c < 0x80 ? 1 : c < 0xc0 ? 0 : c < 0xe0 ? 2 : c < 0xf0 ? 3 : c < 0xf8 ? 4 : 0;
+    size_t length = c < 0x80   ? 1
+                    : c < 0xc0 ? 0
+                    : c < 0xe0 ? 2
+                    : c < 0xf0 ? 3
+                    : c < 0xf8 ? 4
+                               : 0;
     bool valid = length > 0 && length <= bytes;
     if (length > 1) c &= 0x7fu >> length;
     for (size_t i = 1; i < length && valid; i++) {
@@ -79,7 +88,7 @@ static inline size_t utf8_read(const char *text, size_t bytes, unsigned *charact
     return valid ? length : 1;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// ----------------------------------------------------------------------------------------
 // Text to tokens and back
 
 static inline int token_compare_bytes(const void *a, const void *b) {
@@ -88,8 +97,8 @@ static inline int token_compare_bytes(const void *a, const void *b) {
     return order ? order : (x->count > y->count) - (x->count < y->count);
 }
 
-// Tokens of text before those that only have a name, the early before the late, each by their
-// bytes.
+// Tokens of text before those that only have a name, the early before the late, each by
+// their bytes.
 static inline int token_compare(const void *a, const void *b) {
     const Token *x = (const Token *)a, *y = (const Token *)b;
     if (x->named != y->named) return x->named ? 1 : -1;
@@ -97,9 +106,10 @@ static inline int token_compare(const void *a, const void *b) {
     return token_compare_bytes(a, b);
 }
 
-// Returns the token of the vocabulary that has these bytes, or -1. named: they are the name of no
-// text in bytes.
-static inline int token_find(const Tokenizer *tk, const char *bytes, size_t count, bool named) {
+// Returns the token of the vocabulary that has these bytes, or -1. named: they are the name
+// of no text in bytes.
+static inline int token_find(const Tokenizer *tk, const char *bytes, size_t count,
+                             bool named) {
     Token key = {(char *)bytes, count, 0, named, false, false, false};
     const Token *found =
         (const Token *)bsearch(&key, tk->tokens, tk->vocabulary, sizeof key, token_compare);
@@ -129,17 +139,18 @@ typedef struct {
 // What encoding a text of so many bytes needs beside its tokenizer.
 typedef struct {
     const Tokenizer *tk;
-    char *valid;             // [bytes] valid UTF-8 for PCRE2
+    char *valid;  // [bytes] valid UTF-8 for PCRE2
     pcre2_match_data *match;
-    bool failed;             // PCRE2 gave up
-    size_t *next, *before;   // [bytes] places of the neighbours of a word's token
-    MergeHere *heap;         // [3 * bytes] merges of neighbours, the next one first
+    bool failed;            // PCRE2 gave up
+    size_t *next, *before;  // [bytes] places of the neighbours of a word's token
+    MergeHere *heap;        // [3 * bytes] merges of neighbours, the next one first
     size_t heap_count;
 } Encoder;
 
 // The lowest rank comes first, and of one rank the leftmost.
 static inline bool merge_is_before(MergeHere a, MergeHere b) {
-    return a.merge->rank != b.merge->rank ? a.merge->rank < b.merge->rank : a.place < b.place;
+    return a.merge->rank != b.merge->rank ? a.merge->rank < b.merge->rank
+                                          : a.place < b.place;
 }
 
 // Adds the merge of two tokens to the heap, if there is one.
@@ -157,7 +168,8 @@ static inline MergeHere encoder_pop(Encoder *e) {
     MergeHere first = e->heap[0], last = e->heap[--e->heap_count];
     size_t i = 0;
     for (size_t child = 1; child < e->heap_count; child = 2 * i + 1) {
-        child += child + 1 < e->heap_count && merge_is_before(e->heap[child + 1], e->heap[child]);
+        child += child + 1 < e->heap_count &&
+                 merge_is_before(e->heap[child + 1], e->heap[child]);
         if (!merge_is_before(e->heap[child], last)) break;
         e->heap[i] = e->heap[child];
         i = child;
@@ -181,10 +193,11 @@ static inline size_t encoder_bytes(const Tokenizer *tk, const char *word, size_t
     return n;
 }
 
-// Writes the tokens of one word and returns their count. Merges one pair after another. The tokens
-// are a list, in which one that has become part of its left neighbour is -1; a merge in the heap
-// may have lost its tokens meanwhile.
-static inline size_t encoder_merge(Encoder *e, const char *word, size_t bytes, int *tokens) {
+// Writes the tokens of one word and returns their count. Merges one pair after another. The
+// tokens are a list, in which one that has become part of its left neighbour is -1; a merge
+// in the heap may have lost its tokens meanwhile.
+static inline size_t encoder_merge(Encoder *e, const char *word, size_t bytes,
+                                   int *tokens) {
     size_t n = encoder_bytes(e->tk, word, bytes, tokens), kept = 0;
     e->heap_count = 0;
     for (size_t i = 0; i < n; i++) {
@@ -200,7 +213,8 @@ static inline size_t encoder_merge(Encoder *e, const char *word, size_t bytes, i
         tokens[left] = x.merge->merged;
         tokens[right] = -1;
         size_t behind = e->next[left] = e->next[right];
-        if (left > 0) encoder_push(e, e->before[left], tokens[e->before[left]], tokens[left]);
+        if (left > 0)
+            encoder_push(e, e->before[left], tokens[e->before[left]], tokens[left]);
         if (behind == n) continue;
         e->before[behind] = left;
         encoder_push(e, left, tokens[left], tokens[behind]);
@@ -211,21 +225,26 @@ static inline size_t encoder_merge(Encoder *e, const char *word, size_t bytes, i
     return kept;
 }
 
-// Returns how many tokens of list[count] have a byte below `byte` at a place that all of them have.
-static inline size_t tokens_below(const Token *list, size_t count, size_t place, unsigned byte) {
+// Returns how many tokens of list[count] have a byte below `byte` at a place that all of
+// them have.
+static inline size_t tokens_below(const Token *list, size_t count, size_t place,
+                                  unsigned byte) {
     size_t low = 0;
     while (low < count) {
         size_t middle = low + (count - low) / 2;
-        if ((unsigned char)list[middle].bytes[place] < byte) low = middle + 1;
-        else count = middle;
+        if ((unsigned char)list[middle].bytes[place] < byte)
+            low = middle + 1;
+        else
+            count = middle;
     }
     return low;
 }
 
-// Returns the longest token of list[count], which is sorted by bytes, at the start of text[bytes],
-// or NULL. Each byte of the text narrows the list to the tokens that go on with it.
-static inline const Token *tokenizer_added_at(const Token *list, size_t count, const char *text,
-                                              size_t bytes) {
+// Returns the longest token of list[count], which is sorted by bytes, at the start of
+// text[bytes], or NULL. Each byte of the text narrows the list to the tokens that go on
+// with it.
+static inline const Token *tokenizer_added_at(const Token *list, size_t count,
+                                              const char *text, size_t bytes) {
     const Token *found = NULL;
     for (size_t place = 0; count > 0; place++) {
         if (list->count == place) {
@@ -270,12 +289,12 @@ static inline size_t space_end(const char *text, size_t at, size_t bytes) {
     return at;
 }
 
-// Returns where the word that begins at valid[at] ends. What the pattern leaves over before the
-// next word is one, too.
+// Returns where the word that begins at valid[at] ends. What the pattern leaves over before
+// the next word is one, too.
 static inline size_t encoder_word(Encoder *e, size_t at, size_t bytes) {
     if (!e->tk->words) return bytes;
-    int result = pcre2_match(e->tk->words, (PCRE2_SPTR)e->valid, bytes, at, PCRE2_NO_UTF_CHECK,
-                             e->match, NULL);
+    int result = pcre2_match(e->tk->words, (PCRE2_SPTR)e->valid, bytes, at,
+                             PCRE2_NO_UTF_CHECK, e->match, NULL);
     e->failed = e->failed || (result < 0 && result != PCRE2_ERROR_NOMATCH);
     if (result < 0) return bytes;
     const size_t *found = pcre2_get_ovector_pointer(e->match);
@@ -283,10 +302,11 @@ static inline size_t encoder_word(Encoder *e, size_t at, size_t bytes) {
 }
 
 // Writes the tokens of text[bytes], which has no added ones, and returns their count.
-static inline size_t encoder_words(Encoder *e, const char *text, size_t bytes, int *tokens) {
+static inline size_t encoder_words(Encoder *e, const char *text, size_t bytes,
+                                   int *tokens) {
     size_t n = 0, length;
-    // To find words, a byte that is no UTF-8 counts as U+0001 and U+180E as U+FFFD: neither is a
-    // letter, number or space. PCRE2's \s has U+180E, Unicode's White_Space has not.
+    // To find words, a byte that is no UTF-8 counts as U+0001 and U+180E as U+FFFD: neither
+    // is a letter, number or space. PCRE2's \s has U+180E, Unicode's White_Space has not.
     for (size_t i = 0; i < bytes; i += length) {
         unsigned character;
         length = utf8_read(text + i, bytes - i, &character);
@@ -298,15 +318,17 @@ static inline size_t encoder_words(Encoder *e, const char *text, size_t bytes, i
     for (size_t i = 0; i < bytes; i += length) {
         length = encoder_word(e, i, bytes) - i;
         int whole = e->tk->whole ? token_find(e->tk, text + i, length, false) : -1;
-        if (whole >= 0) tokens[n++] = whole;
-        else n += encoder_merge(e, text + i, length, tokens + n);
+        if (whole >= 0)
+            tokens[n++] = whole;
+        else
+            n += encoder_merge(e, text + i, length, tokens + n);
     }
     return n;
 }
 
-// Writes the tokens of text[bytes] and returns their count. The first round looks for the early
-// added tokens, the second one, in what these leave, for the late ones, and the third splits the
-// rest into words.
+// Writes the tokens of text[bytes] and returns their count. The first round looks for the
+// early added tokens, the second one, in what these leave, for the late ones, and the third
+// splits the rest into words.
 static inline size_t encoder_round(Encoder *e, int round, const char *text, size_t bytes,
                                    int *tokens) {
     const Tokenizer *tk = e->tk;
@@ -322,7 +344,8 @@ static inline size_t encoder_round(Encoder *e, int round, const char *text, size
         }
         size_t begin = added->lstrip ? space_begin(text, done, at) : at;
         at += added->count;
-        if (begin > done) n += encoder_round(e, round + 1, text + done, begin - done, tokens + n);
+        if (begin > done)
+            n += encoder_round(e, round + 1, text + done, begin - done, tokens + n);
         tokens[n++] = added->number;
         done = added->rstrip ? space_end(text, at, bytes) : at;
     }
@@ -331,8 +354,8 @@ static inline size_t encoder_round(Encoder *e, int round, const char *text, size
 
 #define TOKENIZER_FAILED SIZE_MAX
 
-// Writes the tokens of text[bytes] to tokens[bytes] (there are never more) and returns their count,
-// or TOKENIZER_FAILED if the pattern of words takes PCRE2 too long.
+// Writes the tokens of text[bytes] to tokens[bytes] (there are never more) and returns
+// their count, or TOKENIZER_FAILED if the pattern of words takes PCRE2 too long.
 static inline size_t tokenizer_encode(const Tokenizer *tk, const char *text, size_t bytes,
                                       int *tokens) {
     Encoder e;
@@ -359,11 +382,11 @@ static inline const char *tokenizer_decode(const Tokenizer *tk, int token, size_
     return known ? tk->text[token].bytes : "";
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// ----------------------------------------------------------------------------------------
 // Prompts and samples
 
-// Prints the text of tokens[count]. A byte that is no UTF-8 and a control character, which a
-// terminal might obey, become '?': an untrained model makes plenty of both.
+// Prints the text of tokens[count]. A byte that is no UTF-8 and a control character, which
+// a terminal might obey, become '?': an untrained model makes plenty of both.
 static inline void tokenizer_print(const Tokenizer *tk, const int *tokens, size_t count) {
     size_t bytes, length;
     char *text;
@@ -377,17 +400,19 @@ static inline void tokenizer_print(const Tokenizer *tk, const int *tokens, size_
     for (size_t i = 0; i < bytes; i += length) {
         unsigned c;
         length = utf8_read(text + i, bytes - i, &c);
-        if ((c < 32 && c != '\n' && c != '\t') || (c >= 127 && c < 160)) putchar('?');
-        else fwrite(text + i, 1, length, stdout);
+        if ((c < 32 && c != '\n' && c != '\t') || (c >= 127 && c < 160))
+            putchar('?');
+        else
+            fwrite(text + i, 1, length, stdout);
     }
     free(text);
 }
 
-// Makes the tokens of a prompt; the caller frees them, also after an error. No prompt, or an empty
-// one, is what every prompt begins with, or else <|endoftext|>. Refuses tokens outside of the
-// model's vocabulary V.
-static inline bool tokenizer_prompt(const Tokenizer *tk, const char *prompt, size_t V, int **tokens,
-                                    size_t *count, Error *err) {
+// Makes the tokens of a prompt; the caller frees them, also after an error. No prompt, or
+// an empty one, is what every prompt begins with, or else <|endoftext|>. Refuses tokens
+// outside of the model's vocabulary V.
+static inline bool tokenizer_prompt(const Tokenizer *tk, const char *prompt, size_t V,
+                                    int **tokens, size_t *count, Error *err) {
     *tokens = NULL;
     if (!prompt) prompt = "";
     if (!prompt[0] && tk->first_count == 0) {
@@ -402,25 +427,28 @@ static inline bool tokenizer_prompt(const Tokenizer *tk, const char *prompt, siz
     if (tk->first_count) memcpy(*tokens, tk->first, tk->first_count * sizeof(int));
     *count = tokenizer_encode(tk, prompt, strlen(prompt), *tokens + tk->first_count);
     if (*count == TOKENIZER_FAILED)
-        return error_set(err, "%s: PCRE2 gives up splitting this --prompt into words by its "
-                         "pattern", tk->path);
+        return error_set(err,
+                         "%s: PCRE2 gives up splitting this --prompt into words by its "
+                         "pattern",
+                         tk->path);
     if (*count == 0 && prompt[0])
         return error_set(err, "the tokenizer has no token for this --prompt");
     *count += tk->first_count;
     for (size_t i = 0; i < *count; i++) {
         if ((size_t)(*tokens)[i] >= V)
-            return error_set(err,
-                             "the prompt has token %d, but the model's vocabulary has %zu: give "
-                             "the --tokenizer that the data was made with, or set --sample-every 0",
-                             (*tokens)[i], V);
+            return error_set(
+                err,
+                "the prompt has token %d, but the model's vocabulary has %zu: give "
+                "the --tokenizer that the data was made with, or set --sample-every 0",
+                (*tokens)[i], V);
     }
     return true;
 }
 
 static const double SAMPLE_TEMPERATURE = 0.8;
 
-// Draws the next token from softmax(logits [V] / SAMPLE_TEMPERATURE) with coin in [0, 1), but never
-// a NaN.
+// Draws the next token from softmax(logits [V] / SAMPLE_TEMPERATURE) with coin in [0, 1),
+// but never a NaN.
 static inline int sample_token(const float *logits, size_t V, double coin) {
     size_t best = 0;
     for (size_t i = 1; i < V; i++) {

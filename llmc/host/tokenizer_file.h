@@ -1,10 +1,11 @@
-// tokenizer_file.h: reads a tokenizer, as Hugging Face's package tokenizers would. Without a file a
-// token is a byte. A tokenizer.json brings byte-level byte-pair encoding like GPT-2's. A key of it
-// is honoured, or harmless, or refused by its name: TOKENIZER_KEYS has all that the format knows.
+// tokenizer_file.h: reads a tokenizer, as Hugging Face's package tokenizers would. Without
+// a file a token is a byte. A tokenizer.json brings byte-level byte-pair encoding like
+// GPT-2's. A key of it is honoured, or harmless, or refused by its name: TOKENIZER_KEYS has
+// all that the format knows.
 //
 // defines: TOKENIZER_MAX_FILE, ADDED_MAX_BYTES, BYTE_VOCABULARY, BPE_WORD, TokenizerKey,
-//          TOKENIZER_KEYS, json_get, json_text, keys_check, tokenizer_compile, tokenizer_read,
-//          tokenizer_beside, tokenizer_open
+//          TOKENIZER_KEYS, json_get, json_text, keys_check, tokenizer_compile,
+//          tokenizer_read, tokenizer_beside, tokenizer_open
 #ifndef LLMC_TOKENIZER_FILE_H
 #define LLMC_TOKENIZER_FILE_H
 
@@ -16,17 +17,18 @@ enum { TOKENIZER_MAX_FILE = 128 << 20, ADDED_MAX_BYTES = 256 };
 
 enum { BYTE_VOCABULARY = 257 };  // the bytes and <|endoftext|>
 
-// GPT-2's regular expression. Which characters are letters and numbers depends on the version of
-// Unicode that PCRE2 knows.
-#define BPE_WORD "'(?:[stmd]|re|ve|ll)| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
+// GPT-2's regular expression. Which characters are letters and numbers depends on the
+// version of Unicode that PCRE2 knows.
+#define BPE_WORD \
+    "'(?:[stmd]|re|ve|ll)| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
 
-// Reads: we do what it says, or refuse its value. Switch: that, of true and false. Harmless: the
-// tokens of a text do not depend on it. Off: refused unless it is off.
+// Reads: we do what it says, or refuse its value. Switch: that, of true and false.
+// Harmless: the tokens of a text do not depend on it. Off: refused unless it is off.
 typedef enum { KEY_READS, KEY_SWITCH, KEY_HARMLESS, KEY_OFF } KeyUse;
 
-// The keys of the file, of the objects in it by their names, and of each added token. Truncation
-// and padding are of batches: the file has them if its tokenizer was used for one before it was
-// saved.
+// The keys of the file, of the objects in it by their names, and of each added token.
+// Truncation and padding are of batches: the file has them if its tokenizer was used for
+// one before it was saved.
 typedef struct {
     const char *object, *key;
     KeyUse use;
@@ -83,7 +85,7 @@ static const TokenizerKey TOKENIZER_KEYS[] = {
 };
 enum { TOKENIZER_KEY_COUNT = sizeof TOKENIZER_KEYS / sizeof TOKENIZER_KEYS[0] };
 
-// ---------------------------------------------------------------------------------------------------------------------
+// ----------------------------------------------------------------------------------------
 // Keys
 
 static inline const cJSON *json_get(const cJSON *object, const char *key) {
@@ -95,8 +97,8 @@ static inline const char *json_text(const cJSON *object, const char *key) {
     return cJSON_GetStringValue(json_get(object, key));
 }
 
-// A vocabulary writes bytes as printable characters: 188 as themselves in Latin-1, the other 68 as
-// U+0100 onwards. Returns -1 for another character.
+// A vocabulary writes bytes as printable characters: 188 as themselves in Latin-1, the
+// other 68 as U+0100 onwards. Returns -1 for another character.
 static inline int character_to_byte(unsigned c) {
     if ((c >= 33 && c <= 126) || (c >= 161 && c <= 255 && c != 173)) return (int)c;
     if (c < 256) return -1;
@@ -105,8 +107,8 @@ static inline int character_to_byte(unsigned c) {
     return c == 256 + 67 ? 173 : -1;
 }
 
-// Turns a name of the vocabulary into bytes and returns their count. A name with other characters
-// is taken as it is: *named.
+// Turns a name of the vocabulary into bytes and returns their count. A name with other
+// characters is taken as it is: *named.
 static inline size_t name_to_bytes(const char *name, char *out, bool *named) {
     size_t n = 0, bytes = strlen(name);
     *named = false;
@@ -127,13 +129,15 @@ static inline size_t name_to_bytes(const char *name, char *out, bool *named) {
 // True if a member of the object is missing, null, false, empty or 0.
 static inline bool json_is_off(const cJSON *object, const char *key) {
     const cJSON *x = cJSON_GetObjectItemCaseSensitive(object, key);
-    return !x || cJSON_IsNull(x) || cJSON_IsFalse(x) || (cJSON_IsString(x) && !x->valuestring[0]) ||
+    return !x || cJSON_IsNull(x) || cJSON_IsFalse(x) ||
+           (cJSON_IsString(x) && !x->valuestring[0]) ||
            (cJSON_IsNumber(x) && x->valuedouble == 0.0);
 }
 
-// Refuses an object of that name with a key that the format does not know, that is on where we need
-// it off, or that is a switch and neither true nor false.
-static inline bool keys_check(const cJSON *object, const char *name, const char *path, Error *err) {
+// Refuses an object of that name with a key that the format does not know, that is on where
+// we need it off, or that is a switch and neither true nor false.
+static inline bool keys_check(const cJSON *object, const char *name, const char *path,
+                              Error *err) {
     const cJSON *member;
     cJSON_ArrayForEach(member, object) {
         const char *key = member->string ? member->string : "";
@@ -142,24 +146,24 @@ static inline bool keys_check(const cJSON *object, const char *name, const char 
                                            strcmp(TOKENIZER_KEYS[i].key, key) != 0))
             i++;
         if (i == TOKENIZER_KEY_COUNT)
-            return error_set(err, "%s: \"%.60s\" is no key of \"%s\" that is known", path, key,
-                             name);
+            return error_set(err, "%s: \"%.60s\" is no key of \"%s\" that is known", path,
+                             key, name);
         KeyUse use = TOKENIZER_KEYS[i].use;
         if (use == KEY_OFF && !json_is_off(object, key))
-            return error_set(err, "%s: \"%s\" of \"%s\" is on, which is not supported", path, key,
-                             name);
+            return error_set(err, "%s: \"%s\" of \"%s\" is on, which is not supported",
+                             path, key, name);
         if (use == KEY_SWITCH && !cJSON_IsBool(member) && !cJSON_IsNull(member))
-            return error_set(err, "%s: \"%s\" of \"%s\" is neither true nor false", path, key,
-                             name);
+            return error_set(err, "%s: \"%s\" of \"%s\" is neither true nor false", path,
+                             key, name);
     }
     return true;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// ----------------------------------------------------------------------------------------
 // Tokens
 
-// Makes the token of that name in a vocabulary: its bytes, or the name itself if it has another
-// character than bytes are written with. The caller frees its bytes.
+// Makes the token of that name in a vocabulary: its bytes, or the name itself if it has
+// another character than bytes are written with. The caller frees its bytes.
 static inline Token token_of_name(const char *name) {
     Token x = {host_string(name), 0, -1, false, false, false, false};
     x.count = name_to_bytes(name, x.bytes, &x.named);
@@ -174,7 +178,8 @@ static inline int token_by_name(const Tokenizer *tk, const char *name) {
     return number;
 }
 
-// Makes room for the vocabulary and so many added tokens. A number that is too large is refused later.
+// Makes room for the vocabulary and so many added tokens. A number that is too large is
+// refused later.
 static inline void tokenizer_make_room(Tokenizer *tk, const cJSON *vocab, size_t added) {
     size_t count = 0;
     for (const cJSON *item = vocab->child; item; item = item->next) {
@@ -193,8 +198,10 @@ static inline bool tokenizer_read_vocab(Tokenizer *tk, const cJSON *vocab, const
                                         Error *err) {
     for (const cJSON *item = vocab->child; item; item = item->next) {
         uint64_t number;
-        if (!json_whole(item, &number) || number >= TOKENIZER_MAX_ID || tk->text[number].bytes)
-            return error_set(err, "%s: the token \"%.99s\" needs a number of its own below %d",
+        if (!json_whole(item, &number) || number >= TOKENIZER_MAX_ID ||
+            tk->text[number].bytes)
+            return error_set(err,
+                             "%s: the token \"%.99s\" needs a number of its own below %d",
                              path, item->string, TOKENIZER_MAX_ID);
         Token x = token_of_name(item->string);
         x.number = (int)number;
@@ -204,28 +211,31 @@ static inline bool tokenizer_read_vocab(Tokenizer *tk, const cJSON *vocab, const
     return true;
 }
 
-// Reads an added token. next: the first number behind all others. The package tokenizers gives it
-// the vocabulary's number of its text, or else the next one, whatever "id" says. An empty text, and
-// a text the second time, is none.
+// Reads an added token. next: the first number behind all others. The package tokenizers
+// gives it the vocabulary's number of its text, or else the next one, whatever "id" says.
+// An empty text, and a text the second time, is none.
 static inline bool tokenizer_read_added(Tokenizer *tk, const cJSON *item, size_t *next,
                                         const char *path, Error *err) {
     const char *content = json_text(item, "content");
     uint64_t id;
     if (!keys_check(item, "added_tokens", path, err)) return false;
     if (!content || !json_whole(json_get(item, "id"), &id) || id >= TOKENIZER_MAX_ID)
-        return error_set(err, "%s: the token \"%.99s\" needs a number of its own below %d", path,
-                         content ? content : "", TOKENIZER_MAX_ID);
+        return error_set(err, "%s: the token \"%.99s\" needs a number of its own below %d",
+                         path, content ? content : "", TOKENIZER_MAX_ID);
     if (strlen(content) > ADDED_MAX_BYTES)
-        return error_set(err, "%s: the added token \"%.40s...\" has more than %d bytes", path,
-                         content, ADDED_MAX_BYTES);
+        return error_set(err, "%s: the added token \"%.40s...\" has more than %d bytes",
+                         path, content, ADDED_MAX_BYTES);
     if (!content[0]) return true;
     int known = token_by_name(tk, content);
     uint64_t number = known >= 0 ? (uint64_t)known : *next;
     if (id != number)
-        return error_set(err, "%s: the added token \"%.99s\" has \"id\" %d, but the package "
-                         "tokenizers numbers it %d", path, content, (int)id, (int)number);
+        return error_set(err,
+                         "%s: the added token \"%.99s\" has \"id\" %d, but the package "
+                         "tokenizers numbers it %d",
+                         path, content, (int)id, (int)number);
     if (*next <= number) *next = (size_t)number + 1;
-    Token x = {host_string(content), strlen(content), (int)number, false, false, false, false};
+    Token x = {
+        host_string(content), strlen(content), (int)number, false, false, false, false};
     x.late = cJSON_IsTrue(json_get(item, "normalized"));
     x.lstrip = cJSON_IsTrue(json_get(item, "lstrip"));
     x.rstrip = cJSON_IsTrue(json_get(item, "rstrip"));
@@ -234,10 +244,10 @@ static inline bool tokenizer_read_added(Tokenizer *tk, const cJSON *item, size_t
     return true;
 }
 
-// Reads [{"id": number, "content": text, ...}, ...], which may be missing. The early come before
-// the late, both sorted.
-static inline bool tokenizer_read_all_added(Tokenizer *tk, const cJSON *added, const char *path,
-                                            Error *err) {
+// Reads [{"id": number, "content": text, ...}, ...], which may be missing. The early come
+// before the late, both sorted.
+static inline bool tokenizer_read_all_added(Tokenizer *tk, const cJSON *added,
+                                            const char *path, Error *err) {
     const cJSON *item;
     size_t next = tk->vocabulary;
     cJSON_ArrayForEach(item, added) {
@@ -247,16 +257,18 @@ static inline bool tokenizer_read_all_added(Tokenizer *tk, const cJSON *added, c
     qsort(list, tk->added, sizeof(Token), token_compare_bytes);
     for (size_t i = 1; i < tk->added; i++) {
         if (token_compare_bytes(&list[i - 1], &list[i]) == 0)
-            return error_set(err, "%s: \"added_tokens\" has \"%.99s\" twice", path, list[i].bytes);
+            return error_set(err, "%s: \"added_tokens\" has \"%.99s\" twice", path,
+                             list[i].bytes);
     }
     qsort(list, tk->added, sizeof(Token), token_compare);
     return true;
 }
 
 // Reads ["a b", ...] or [["a", "b"], ...], lowest rank first.
-static inline bool tokenizer_read_merges(Tokenizer *tk, const cJSON *merges, const char *path,
-                                         Error *err) {
-    tk->merges = (TokenMerge *)host_alloc((size_t)cJSON_GetArraySize(merges), sizeof(TokenMerge));
+static inline bool tokenizer_read_merges(Tokenizer *tk, const cJSON *merges,
+                                         const char *path, Error *err) {
+    tk->merges =
+        (TokenMerge *)host_alloc((size_t)cJSON_GetArraySize(merges), sizeof(TokenMerge));
     for (const cJSON *item = merges->child; item; item = item->next) {
         char *right = cJSON_GetStringValue(item), *left = strsep(&right, " ");
         TokenMerge merge = {-1, -1, (int)tk->merge_count, -1};
@@ -272,22 +284,24 @@ static inline bool tokenizer_read_merges(Tokenizer *tk, const cJSON *merges, con
             free(both);
         }
         if (merge.left < 0 || merge.right < 0 || merge.merged < 0) {
-            return error_set(err, "%s: \"merges\": merge %d is no pair of tokens that make a token",
-                             path, merge.rank);
+            return error_set(
+                err, "%s: \"merges\": merge %d is no pair of tokens that make a token",
+                path, merge.rank);
         }
         tk->merges[tk->merge_count++] = merge;
     }
     qsort(tk->merges, tk->merge_count, sizeof(TokenMerge), merge_compare);
     for (size_t i = 1; i < tk->merge_count; i++) {
         if (merge_compare(&tk->merges[i - 1], &tk->merges[i]) == 0)
-            return error_set(err, "%s: \"merges\" has merge %d twice", path, tk->merges[i].rank);
+            return error_set(err, "%s: \"merges\" has merge %d twice", path,
+                             tk->merges[i].rank);
     }
     return true;
 }
 
 // Reads "unk_token", the name of the token that stands for a byte without one.
-static inline bool tokenizer_read_unknown(Tokenizer *tk, const cJSON *model, const char *path,
-                                          Error *err) {
+static inline bool tokenizer_read_unknown(Tokenizer *tk, const cJSON *model,
+                                          const char *path, Error *err) {
     const char *name = json_text(model, "unk_token");
     tk->fuse = cJSON_IsTrue(json_get(model, "fuse_unk"));
     if (!name)
@@ -300,33 +314,42 @@ static inline bool tokenizer_read_unknown(Tokenizer *tk, const cJSON *model, con
         all = all && token_find(tk, text, 1, false) >= 0;
     }
     return all || tk->unknown >= 0 ||
-           error_set(err, "%s: \"unk_token\" \"%.60s\" is not in the vocabulary, nor are all bytes",
-                     path, name);
+           error_set(
+               err,
+               "%s: \"unk_token\" \"%.60s\" is not in the vocabulary, nor are all bytes",
+               path, name);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// ----------------------------------------------------------------------------------------
 // What stands around a text
 
-// Reads a TemplateProcessing: "single" is special tokens, which "special_tokens" gives the numbers
-// of, and then the text.
-static inline bool tokenizer_read_template(Tokenizer *tk, const cJSON *post, const char *path,
-                                           Error *err) {
+// Reads a TemplateProcessing: "single" is special tokens, which "special_tokens" gives the
+// numbers of, and then the text.
+static inline bool tokenizer_read_template(Tokenizer *tk, const cJSON *post,
+                                           const char *path, Error *err) {
     const cJSON *piece, *number;
     bool text = false;
     cJSON_ArrayForEach(piece, json_get(post, "single")) {
         const char *sequence = json_text(json_get(piece, "Sequence"), "id");
         const char *special = json_text(json_get(piece, "SpecialToken"), "id");
-        const cJSON *ids = json_get(json_get(json_get(post, "special_tokens"), special), "ids");
+        const cJSON *ids =
+            json_get(json_get(json_get(post, "special_tokens"), special), "ids");
         bool here = sequence && strcmp(sequence, "A") == 0;
         if (text || (!here && !cJSON_IsArray(ids)))
-            return error_set(err, "%s: \"single\" of \"post_processor\" is not special tokens and "
-                             "then the text", path);
+            return error_set(
+                err,
+                "%s: \"single\" of \"post_processor\" is not special tokens and "
+                "then the text",
+                path);
         text = here;
         for (number = here ? NULL : ids->child; number; number = number->next) {
             uint64_t id;
             if (!json_whole(number, &id) || id >= tk->numbers || !tk->text[id].bytes)
-                return error_set(err, "%s: \"post_processor\" begins a text with \"%.60s\", which is "
-                                 "no token", path, special);
+                return error_set(
+                    err,
+                    "%s: \"post_processor\" begins a text with \"%.60s\", which is "
+                    "no token",
+                    path, special);
             tk->first = (int *)host_resize(tk->first, tk->first_count + 1, sizeof(int));
             tk->first[tk->first_count++] = (int)id;
         }
@@ -334,17 +357,19 @@ static inline bool tokenizer_read_template(Tokenizer *tk, const cJSON *post, con
     return text || error_set(err, "%s: \"single\" of \"post_processor\" has no text", path);
 }
 
-// Reads "post_processor": ByteLevel, which changes no token, one TemplateProcessing, or a list of
-// these.
+// Reads "post_processor": ByteLevel, which changes no token, one TemplateProcessing, or a
+// list of these.
 static inline bool tokenizer_read_post(Tokenizer *tk, const cJSON *post, const char *path,
                                        Error *err) {
     const char *type = json_text(post, "type");
     const cJSON *list = json_get(post, "processors"), *item;
     if (!post || cJSON_IsNull(post)) return true;
-    bool is_template = type && strcmp(type, "TemplateProcessing") == 0 && tk->first_count == 0;
+    bool is_template = type && strcmp(type, "TemplateProcessing") == 0 &&
+                       tk->first_count == 0;
     bool is_list = type && strcmp(type, "Sequence") == 0 && cJSON_IsArray(list);
     if (!is_template && !is_list && (!type || strcmp(type, "ByteLevel") != 0))
-        return error_set(err, "%s: \"post_processor\" %.40s is not supported: ByteLevel and one "
+        return error_set(err,
+                         "%s: \"post_processor\" %.40s is not supported: ByteLevel and one "
                          "TemplateProcessing are",
                          path, type ? type : "?");
     if (!keys_check(post, "post_processor", path, err)) return false;
@@ -370,26 +395,28 @@ static inline bool tokenizer_check(const cJSON *root, const char *path, Error *e
         return error_set(err, "%s: \"model\" %.40s is not supported: only BPE is", path,
                          type ? type : "?");
     if (!json_is_off(root, "decoder") && (!decodes || strcmp(decodes, "ByteLevel") != 0))
-        return error_set(err, "%s: \"decoder\" %.40s is not supported: only ByteLevel is", path,
-                         decodes ? decodes : "?");
-    return keys_check(model, "model", path, err) && keys_check(decoder, "decoder", path, err);
+        return error_set(err, "%s: \"decoder\" %.40s is not supported: only ByteLevel is",
+                         path, decodes ? decodes : "?");
+    return keys_check(model, "model", path, err) &&
+           keys_check(decoder, "decoder", path, err);
 }
 
 // Compiles a regular expression. Returns NULL with a sentence if PCRE2 cannot.
-static inline pcre2_code *tokenizer_compile(const char *pattern, const char *path, Error *err) {
+static inline pcre2_code *tokenizer_compile(const char *pattern, const char *path,
+                                            Error *err) {
     int failure;
     size_t at;
     const uint32_t flags = PCRE2_UTF | PCRE2_UCP;
     pcre2_code *code =
         pcre2_compile((PCRE2_SPTR)pattern, strlen(pattern), flags, &failure, &at, NULL);
     if (!code)
-        error_set(err, "%s: PCRE2 cannot split text by \"%.60s\" (its error %d)", path, pattern,
-                  failure);
+        error_set(err, "%s: PCRE2 cannot split text by \"%.60s\" (its error %d)", path,
+                  pattern, failure);
     return code;
 }
 
-// Reads a tokenizer.json whose text `pattern`, a regular expression, splits into words. Refuses one
-// whose tokens we would get wrong. tokenizer_free in either case.
+// Reads a tokenizer.json whose text `pattern`, a regular expression, splits into words.
+// Refuses one whose tokens we would get wrong. tokenizer_free in either case.
 static inline bool tokenizer_read(Tokenizer *tk, const cJSON *root, const char *pattern,
                                   const char *path, Error *err) {
     const cJSON *model = json_get(root, "model"), *added = json_get(root, "added_tokens");
@@ -397,8 +424,8 @@ static inline bool tokenizer_read(Tokenizer *tk, const cJSON *root, const char *
     if (!tokenizer_check(root, path, err)) return false;
     if (!cJSON_IsObject(vocab) || !vocab->child || !cJSON_IsArray(merges) ||
         (added && !cJSON_IsArray(added)))
-        return error_set(err, "%s: vocab, merges or added_tokens is missing, empty or malformed",
-                         path);
+        return error_set(
+            err, "%s: vocab, merges or added_tokens is missing, empty or malformed", path);
     tk->path = path;
     tk->whole = cJSON_IsTrue(json_get(model, "ignore_merges"));
     tk->unknown = -1;
@@ -417,25 +444,31 @@ static inline bool tokenizer_check_words(const cJSON *root, const char *path, Er
     const char *type = json_text(splitter, "type");
     bool same = type && strcmp(type, "ByteLevel") == 0 &&
                 json_is_off(splitter, "add_prefix_space") &&
-                !cJSON_IsFalse(json_get(splitter, "use_regex")) && json_is_off(root, "normalizer");
+                !cJSON_IsFalse(json_get(splitter, "use_regex")) &&
+                json_is_off(root, "normalizer");
     if (same) return keys_check(splitter, "pre_tokenizer", path, err);
-    return error_set(err, "%s is no byte-level BPE like GPT-2's: its \"pre_tokenizer\" or "
-                     "\"normalizer\" is another, such as with \"add_prefix_space\" or without "
-                     "\"use_regex\"", path);
+    return error_set(
+        err,
+        "%s is no byte-level BPE like GPT-2's: its \"pre_tokenizer\" or "
+        "\"normalizer\" is another, such as with \"add_prefix_space\" or without "
+        "\"use_regex\"",
+        path);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
+// ----------------------------------------------------------------------------------------
 // Files
 
-// Finds the tokenizer.json of a model with vocabulary V: beside its weights, or else beside those
-// that its training began with; NULL: there are none. path "": a token of the model is a byte.
-// Whatever has the name is it: a link that leads nowhere is refused when it is opened.
-static inline bool tokenizer_beside(char path[PATH_MAX], const char *weights, const char *began,
-                                    size_t V, Error *err) {
+// Finds the tokenizer.json of a model with vocabulary V: beside its weights, or else beside
+// those that its training began with; NULL: there are none. path "": a token of the model
+// is a byte. Whatever has the name is it: a link that leads nowhere is refused when it is
+// opened.
+static inline bool tokenizer_beside(char path[PATH_MAX], const char *weights,
+                                    const char *began, size_t V, Error *err) {
     const char *const folders[] = {weights, began};
     struct stat info;
     for (int i = 0; i < 2; i++) {
-        if (folders[i] && !path_print(path, err, "%s/tokenizer.json", folders[i])) return false;
+        if (folders[i] && !path_print(path, err, "%s/tokenizer.json", folders[i]))
+            return false;
         if (folders[i] && lstat(path, &info) == 0) return true;
     }
     bool slow = false;  // the files of a tokenizer in Python
@@ -443,15 +476,18 @@ static inline bool tokenizer_beside(char path[PATH_MAX], const char *weights, co
     if (weights) slow = access(path, F_OK) == 0;
     path[0] = '\0';
     if (V == BYTE_VOCABULARY) return true;
-    return error_set(err, "the model's vocabulary has %zu tokens, so that text needs a "
+    return error_set(err,
+                     "the model's vocabulary has %zu tokens, so that text needs a "
                      "tokenizer.json, and %s has %s: give one with --tokenizer, or set "
-                     "--sample-every 0", V, weights ? weights : "this run",
+                     "--sample-every 0",
+                     V, weights ? weights : "this run",
                      slow ? "only vocab.json and merges.txt, of which AutoTokenizer of "
-                            "transformers saves one" : "none");
+                            "transformers saves one"
+                          : "none");
 }
 
-// Opens a tokenizer.json. Without a path a token is a byte, and 256 is <|endoftext|>. On failure
-// nothing is left to free. The path must outlive the tokenizer.
+// Opens a tokenizer.json. Without a path a token is a byte, and 256 is <|endoftext|>. On
+// failure nothing is left to free. The path must outlive the tokenizer.
 static inline bool tokenizer_open(Tokenizer *tk, const char *path, Error *err) {
     memset(tk, 0, sizeof *tk);
     if (path) {
@@ -470,7 +506,8 @@ static inline bool tokenizer_open(Tokenizer *tk, const char *path, Error *err) {
         const char byte[] = {(char)i, '\0'};
         bool end = i == 256;
         size_t count = end ? strlen(END_OF_TEXT) : 1;
-        Token x = {host_string(end ? END_OF_TEXT : byte), count, i, false, false, false, false};
+        Token x = {
+            host_string(end ? END_OF_TEXT : byte), count, i, false, false, false, false};
         tk->tokens[i] = tk->text[i] = x;
     }
     tk->vocabulary = 256;

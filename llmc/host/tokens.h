@@ -1,4 +1,5 @@
-// tokens.h: which tokens of a sequence a rank holds: all of them, or with context parallelism a part.
+// tokens.h: which tokens of a sequence a rank holds: all of them, or with context
+// parallelism a part.
 //
 // defines: Tokens, tokens_position, tokens_row
 #ifndef LLMC_TOKENS_H
@@ -6,16 +7,20 @@
 
 #include "llmc/host/rand.h"
 
-// Row r of a rank is position r + shift[r >= half] of the sequence. All zeros: the whole sequence.
+// Row r of a rank is position r + shift[r >= half] of the sequence. All zeros: the whole
+// sequence.
 typedef struct {
     size_t half, shift[2];
 } Tokens;
 
-RANDOM_FUNCTION size_t tokens_position(Tokens t, size_t row) { return row + t.shift[row >= t.half]; }
+RANDOM_FUNCTION size_t tokens_position(Tokens t, size_t row) {
+    return row + t.shift[row >= t.half];
+}
 
 // The row of a position on a rank with T rows of a sequence, or T if another rank has it.
 RANDOM_FUNCTION size_t tokens_row(Tokens t, size_t position, size_t T) {
-    size_t first = position - t.shift[0], second = position - t.shift[1];  // wrap around, past every T, if before
+    size_t first = position - t.shift[0],
+           second = position - t.shift[1];  // wrap around, past every T, if before
     return first < t.half ? first : second >= t.half && second < T ? second : T;
 }
 

@@ -1,5 +1,5 @@
-// add.cuh: adds one array of floats to another, on any stream: gradients that several micro-batches have left.
-// lesson: fsdp
+// add.cuh: adds one array of floats to another, on any stream: gradients that several
+// micro-batches have left. lesson: fsdp
 //
 // defines: add_floats
 #ifndef LLMC_ADD_CUH
@@ -7,7 +7,8 @@
 
 #include "llmc/kernels/packs.cuh"
 
-__global__ void __launch_bounds__(ELEMENT_THREADS) add_floats_kernel(float *sum, const float *x, size_t n) {
+__global__ void __launch_bounds__(ELEMENT_THREADS)
+    add_floats_kernel(float *sum, const float *x, size_t n) {
     Share s = element_share<4>(n);
     for (size_t i = s.begin; i < s.end; i += s.step) {
         float a[4], b[4];

@@ -1,9 +1,11 @@
-// attention.cuh: causal self-attention, straight on the interleaved q|k|v that the projection wrote.
+// attention.cuh: causal self-attention, straight on the interleaved q|k|v that the
+// projection wrote.
 //
-// Flash attention: memory O(T), no matrix of scores; deterministic. bf16 heads of up to 256 channels, a multiple of 8,
-// go to the tensor cores; on Hopper those of 64 and 128 without dropout go to its asynchronous products. Everything else
-// is done in fp32 arithmetic. d: dropout of the probabilities. NH may be the
-// heads of one tensor rank; C is then their share of the channels, and HS = C / NH.
+// Flash attention: memory O(T), no matrix of scores; deterministic. bf16 heads of up to 256
+// channels, a multiple of 8, go to the tensor cores; on Hopper those of 64 and 128 without
+// dropout go to its asynchronous products. Everything else is done in fp32 arithmetic. d:
+// dropout of the probabilities. NH may be the heads of one tensor rank; C is then their
+// share of the channels, and HS = C / NH.
 //
 // defines: attention_of, attention_launch, attention_forward, attention_backward
 #ifndef LLMC_ATTENTION_CUH
@@ -21,20 +23,30 @@
 
 // The rows of this machine's threads in fp32 arithmetic.
 #if defined(__CUDACC__) || defined(GPU_SHAPES)
-template <int CAPACITY, class Args = Attention> using RowsOf = AttentionRows<CAPACITY, Args>;
+template <int CAPACITY, class Args = Attention>
+using RowsOf = AttentionRows<CAPACITY, Args>;
 #else
 #include "llmc/cpu/attention_vectors.h"
 #endif
 
 // Describes qkv[B,T,NH + 2 KV,HS]; the caller adds the outputs. KV 0: NH.
-static inline Attention attention_of(const floatX *qkv, size_t B, size_t T, size_t C, size_t NH, size_t KV = 0) {
+static inline Attention attention_of(const floatX *qkv, size_t B, size_t T, size_t C,
+                                     size_t NH, size_t KV = 0) {
     Attention a = Attention();
-    a.B = B, a.T = a.Tk = a.rows = T, a.NH = NH, a.KV = KV ? KV : NH, a.HS = C / NH;
-    a.stride = a.k_stride = C + 2 * a.KV * a.HS, a.out_stride = C;
+    a.B = B;
+    a.T = a.Tk = a.rows = T;
+    a.NH = NH;
+    a.KV = KV ? KV : NH;
+    a.HS = C / NH;
+    a.stride = a.k_stride = C + 2 * a.KV * a.HS;
+    a.out_stride = C;
     a.scale = 1.0f / sqrtf((float)a.HS);
-    a.q = qkv, a.k = qkv + C, a.v = a.k + a.KV * a.HS;
+    a.q = qkv;
+    a.k = qkv + C;
+    a.v = a.k + a.KV * a.HS;
     if (a.HS <= ATTENTION_MAX_HEAD_SIZE) return a;
-    fprintf(stderr, "error: a head of %zu channels is too large: %d are the most\n", a.HS, ATTENTION_MAX_HEAD_SIZE);
+    fprintf(stderr, "error: a head of %zu channels is too large: %d are the most\n", a.HS,
+            ATTENTION_MAX_HEAD_SIZE);
     exit(1);
 }
 
@@ -49,50 +61,66 @@ static inline void attention_capacity(size_t HS, Launch launch) {
 
 // Args: Attention, or of rows of two ranks, see llmc/kernels/context.cuh.
 template <class Args>
-static inline void attention_launch(const Args &a, const Dropout &drop, bool backward, cudaStream_t stream) {
+static inline void attention_launch(const Args &a, const Dropout &drop, bool backward,
+                                    cudaStream_t stream) {
     if (drop.threshold && a.KV != a.NH) {
-        fprintf(stderr, "error: dropout of attention needs as many heads of keys as of queries\n");
+        fprintf(stderr,
+                "error: dropout of attention needs as many heads of keys as of queries\n");
         exit(1);
     }
 #if defined(PRECISION_BF16) && defined(__CUDACC__)
     if constexpr (std::is_same_v<Args, Attention>) {
         static const bool hopper = wgmma_device();
-        if (hopper && !drop.threshold && attention_wgmma_takes(a)) return attention_wgmma(a, backward, stream);
+        if (hopper && !drop.threshold && attention_wgmma_takes(a))
+            return attention_wgmma(a, backward, stream);
     }
 #endif
 #ifdef PRECISION_BF16
     if (attention_mma_takes(a)) {
         attention_capacity<ATTENTION_MMA_CAPACITIES>(a.HS, [&](auto capacity) {
             typedef AttentionMma<decltype(capacity)::value, Args> A;
-            by_dropout(drop, [&](auto drops) { attention_mma<A, drops>(a, drop, backward, stream); });
+            by_dropout(drop, [&](auto drops) {
+                attention_mma<A, drops>(a, drop, backward, stream);
+            });
         });
         return;
     }
 #endif
     attention_capacity<32, 64, 128, 512>(a.HS, [&](auto capacity) {
         typedef RowsOf<decltype(capacity)::value, Args> A;
-        by_dropout(drop, [&](auto drops) { attention_rows<A, drops>(a, drop, backward, stream); });
+        by_dropout(
+            drop, [&](auto drops) { attention_rows<A, drops>(a, drop, backward, stream); });
     });
 }
 
-// Computes out[B,T,C] from qkv[B,T,3,NH,HS], and for the backward pass lse[B,NH,T], the log-sum-exp of each row of
-// scores. KV: heads of k and of v, each of NH / KV query heads; qkv is then [B,T,NH + 2 KV,HS].
-static inline void attention_forward(floatX *out, float *lse, const floatX *qkv, size_t B, size_t T, size_t C,
-                                     size_t NH, cudaStream_t stream, Dropout d = Dropout{}, size_t KV = 0) {
+// Computes out[B,T,C] from qkv[B,T,3,NH,HS], and for the backward pass lse[B,NH,T], the
+// log-sum-exp of each row of scores. KV: heads of k and of v, each of NH / KV query heads;
+// qkv is then [B,T,NH + 2 KV,HS].
+static inline void attention_forward(floatX *out, float *lse, const floatX *qkv, size_t B,
+                                     size_t T, size_t C, size_t NH, cudaStream_t stream,
+                                     Dropout d = Dropout{}, size_t KV = 0) {
     Attention a = attention_of(qkv, B, T, C, NH, KV);
-    a.out = out, a.lse = lse;
+    a.out = out;
+    a.lse = lse;
     attention_cost(false, B, T, NH, a.KV, a.HS, sizeof(floatX));
     attention_launch(a, d, false, stream);
 }
 
-// Computes dqkv[B,T,3,NH,HS] from dout[B,T,C], forward's input qkv and its outputs. dot[B,NH,T] is scratch: the dot
-// product of each output and its gradient.
-static inline void attention_backward(floatX *dqkv, float *dot, const floatX *dout, const floatX *out,
-                                      const float *lse, const floatX *qkv, size_t B, size_t T, size_t C,
-                                      size_t NH, cudaStream_t stream, Dropout d = Dropout{}, size_t KV = 0) {
+// Computes dqkv[B,T,3,NH,HS] from dout[B,T,C], forward's input qkv and its outputs.
+// dot[B,NH,T] is scratch: the dot product of each output and its gradient.
+static inline void attention_backward(floatX *dqkv, float *dot, const floatX *dout,
+                                      const floatX *out, const float *lse,
+                                      const floatX *qkv, size_t B, size_t T, size_t C,
+                                      size_t NH, cudaStream_t stream, Dropout d = Dropout{},
+                                      size_t KV = 0) {
     Attention a = attention_of(qkv, B, T, C, NH, KV);
-    a.y = out, a.lse = (float *)lse, a.dout = dout, a.dot = dot;  // lse is only read
-    a.dq = dqkv, a.dk = dqkv + C, a.dv = a.dk + a.KV * a.HS;
+    a.y = out;
+    a.lse = (float *)lse;
+    a.dout = dout;
+    a.dot = dot;  // lse is only read
+    a.dq = dqkv;
+    a.dk = dqkv + C;
+    a.dv = a.dk + a.KV * a.HS;
     attention_cost(true, B, T, NH, a.KV, a.HS, sizeof(floatX));
     attention_launch(a, d, true, stream);
 }

@@ -1,16 +1,21 @@
-// attention_wgmma.cuh: flash attention for Hopper (sm_90a): bf16, heads of 64 or 128 channels, no dropout. The products
-// are asynchronous and read tiles in shared memory, where the copy engine has put them (wgmma.cuh).
+// attention_wgmma.cuh: flash attention for Hopper (sm_90a): bf16, heads of 64 or 128
+// channels, no dropout. The products are asynchronous and read tiles in shared memory,
+// where the copy engine has put them (wgmma.cuh).
 //
-// A block has two warpgroups of 64 rows each: queries, or keys for the gradients of keys and values. It goes over tiles
-// of the other side, which pass through a ring of stages: a stage holds two tiles, x and y, of keys and values, or of
-// queries and the gradients of their outputs. Who waits for whom:
+// A block has two warpgroups of 64 rows each: queries, or keys for the gradients of keys
+// and values. It goes over tiles of the other side, which pass through a ring of stages: a
+// stage holds two tiles, x and y, of keys and values, or of queries and the gradients of
+// their outputs. Who waits for whom:
 //
-//   full    one for x and one for y: the warps wait until the copy engine has filled a stage
-//   empty   the copying thread waits until all eight warps have released a stage, and fills it again
-//   own     the same two for the block's own rows, which stay in shared memory while the tiles pass
+//   full    one for x and one for y: the warps wait until the copy engine has filled a
+//           stage
+//   empty   the copying thread waits until all eight warps have released a stage, and fills
+//           it again
+//   own     the same two for the block's own rows, which stay in shared memory while the
+//           tiles pass
 //
-// Each sum is made by one warp in a fixed order: there are no atomics, and every run has the same bits. Backward makes
-// the scores twice instead, as in attention_mma.cuh.
+// Each sum is made by one warp in a fixed order: there are no atomics, and every run has
+// the same bits. Backward makes the scores twice instead, as in attention_mma.cuh.
 //
 // defines, in bf16: attention_wgmma_takes, attention_wgmma
 #ifndef LLMC_ATTENTION_WGMMA_CUH
@@ -24,27 +29,33 @@
 
 #ifdef PRECISION_BF16
 
-// TILE: rows of a tile. BLOCKS: of a multiprocessor. PERSISTENT: a third warpgroup copies and gives its registers to
-// the others, and a block does item after item, so that the copies for one run beside the end of the other. Else the
-// first thread copies between products.
+// TILE: rows of a tile. BLOCKS: of a multiprocessor. PERSISTENT: a third warpgroup copies
+// and gives its registers to the others, and a block does item after item, so that the
+// copies for one run beside the end of the other. Else the first thread copies between
+// products.
 template <int HS_, int TILE_, int STAGES_, int BLOCKS_, bool PERSISTENT_>
 struct AttentionWgmma {
     static constexpr int HS = HS_, TILE = TILE_, STAGES = STAGES_, BLOCKS = BLOCKS_;
     static constexpr bool PERSISTENT = PERSISTENT_;
-    static constexpr int CONSUMERS = 256, THREADS = CONSUMERS + (PERSISTENT ? 128 : 0), WARPS = CONSUMERS / 32;
-    static constexpr int OWN = 128, BUFFERS = PERSISTENT ? 2 : 1;  // rows of a block; places for them
+    static constexpr int CONSUMERS = 256, THREADS = CONSUMERS + (PERSISTENT ? 128 : 0),
+                         WARPS = CONSUMERS / 32;
+    static constexpr int OWN = 128,
+                         BUFFERS = PERSISTENT ? 2 : 1;  // rows of a block; places for them
     static constexpr int OWN_BYTES = OWN * HS * 2, TILE_BYTES = TILE * HS * 2;
 };
 
 // The fastest of those that were timed on an H200 (dev/results/h200-2026-11-27.md).
-template <int HS> using WgmmaForward = std::conditional_t<HS == 64, AttentionWgmma<64, 64, 4, 2, false>,
-                                                          AttentionWgmma<128, 128, 2, 1, true>>;
-template <int HS> using WgmmaQuery = std::conditional_t<HS == 64, AttentionWgmma<64, 64, 4, 2, false>,
-                                                        AttentionWgmma<128, 64, 3, 1, true>>;
-template <int HS> using WgmmaKey = std::conditional_t<HS == 64, AttentionWgmma<64, 64, 4, 1, true>,
-                                                      AttentionWgmma<128, 64, 3, 1, false>>;
+template <int HS>
+using WgmmaForward = std::conditional_t<HS == 64, AttentionWgmma<64, 64, 4, 2, false>,
+                                        AttentionWgmma<128, 128, 2, 1, true>>;
+template <int HS>
+using WgmmaQuery = std::conditional_t<HS == 64, AttentionWgmma<64, 64, 4, 2, false>,
+                                      AttentionWgmma<128, 64, 3, 1, true>>;
+template <int HS>
+using WgmmaKey = std::conditional_t<HS == 64, AttentionWgmma<64, 64, 4, 1, true>,
+                                    AttentionWgmma<128, 64, 3, 1, false>>;
 
-// ---- items: which rows a block has ----------------------------------------------------------------------------------
+// ---- items: which rows a block has -----------------------------------------------------
 
 // A block's rows of one head, and its tiles.
 struct WgmmaItem {
@@ -54,8 +65,9 @@ struct WgmmaItem {
     int tiles;  // of one head
 };
 
-// Each head has `blocks` items; rank 0 has the most tiles. Persistent blocks take turns from either end, so that large
-// and small items alternate, and take `group` heads together, those of one rank first: their tensors stay in L2.
+// Each head has `blocks` items; rank 0 has the most tiles. Persistent blocks take turns
+// from either end, so that large and small items alternate, and take `group` heads
+// together, those of one rank first: their tensors stay in L2.
 struct WgmmaItems {
     int T, heads, count, blocks, group;  // heads of a sequence, and of all
 
@@ -64,7 +76,8 @@ struct WgmmaItems {
         int rank = (int)blockIdx.x % blocks, head = (int)blockIdx.x / blocks;
         bool exists = round == 0;
         if constexpr (C::PERSISTENT) {
-            const int blocks_ = (int)gridDim.x, turn = round % 2 ? blocks_ - 1 - (int)blockIdx.x : (int)blockIdx.x;
+            const int blocks_ = (int)gridDim.x,
+                      turn = round % 2 ? blocks_ - 1 - (int)blockIdx.x : (int)blockIdx.x;
             const int i = round * blocks_ + turn;
             exists = i < blocks * count;
             const int first = i / (blocks * group) * group, rest = i % (blocks * group);
@@ -72,14 +85,16 @@ struct WgmmaItems {
             rank = exists ? rest / size : 0;
             head = exists ? first + rest % size : 0;
         }
-        WgmmaItem at = {exists, head / heads, head % heads, (KEYS ? rank : blocks - 1 - rank) * C::OWN, 0};
-        const int end = at.row + C::OWN < T ? at.row + C::OWN : T;  // of the keys that its queries see
+        WgmmaItem at = {exists, head / heads, head % heads,
+                        (KEYS ? rank : blocks - 1 - rank) * C::OWN, 0};
+        const int end = at.row + C::OWN < T ? at.row + C::OWN
+                                            : T;  // of the keys that its queries see
         at.tiles = ((KEYS ? T - at.row : end) + C::TILE - 1) / C::TILE;
         return at;
     }
 };
 
-// ---- the ring -------------------------------------------------------------------------------------------------------
+// ---- the ring --------------------------------------------------------------------------
 
 // A position in the ring, and the parity of its barriers' phase there.
 template <int STAGES>
@@ -93,16 +108,19 @@ struct WgmmaStage {
     }
 };
 
-// Shared memory: OWNS tiles of own rows (twice in a persistent kernel), the ring, EXTRA bytes, barriers.
+// Shared memory: OWNS tiles of own rows (twice in a persistent kernel), the ring, EXTRA
+// bytes, barriers.
 template <class C, int OWNS, int EXTRA = 0>
 struct WgmmaRing {
     static constexpr int S = C::STAGES, RING = OWNS * C::BUFFERS * C::OWN_BYTES;
-    static constexpr int EXTRA_AT = RING + S * 2 * C::TILE_BYTES, BARRIERS = EXTRA_AT + EXTRA;
+    static constexpr int EXTRA_AT = RING + S * 2 * C::TILE_BYTES,
+                         BARRIERS = EXTRA_AT + EXTRA;
     static constexpr int BYTES = BARRIERS + 8 * (3 * S + 2 * C::BUFFERS);
     static_assert(BYTES <= 232448 / C::BLOCKS, "shared memory of a multiprocessor");
     uint32_t base;
 
-    __device__ __forceinline__ WgmmaRing(const void *shared) : base(shared_address(shared)) {
+    __device__ __forceinline__ WgmmaRing(const void *shared)
+        : base(shared_address(shared)) {
         if (threadIdx.x == 0) {
             for (int s = 0; s < S; s++) {
                 barrier_init(x_full(s), 1);
@@ -121,14 +139,20 @@ struct WgmmaRing {
     __device__ __forceinline__ uint32_t own(int i, int buffer) const {
         return base + (buffer * OWNS + i) * C::OWN_BYTES;
     }
-    __device__ __forceinline__ uint32_t x(int s) const { return base + RING + s * 2 * C::TILE_BYTES; }
+    __device__ __forceinline__ uint32_t x(int s) const {
+        return base + RING + s * 2 * C::TILE_BYTES;
+    }
     __device__ __forceinline__ uint32_t y(int s) const { return x(s) + C::TILE_BYTES; }
-    __device__ __forceinline__ uint32_t barrier(int i) const { return base + BARRIERS + 8 * i; }
+    __device__ __forceinline__ uint32_t barrier(int i) const {
+        return base + BARRIERS + 8 * i;
+    }
     __device__ __forceinline__ uint32_t x_full(int s) const { return barrier(s); }
     __device__ __forceinline__ uint32_t y_full(int s) const { return barrier(S + s); }
     __device__ __forceinline__ uint32_t empty(int s) const { return barrier(2 * S + s); }
     __device__ __forceinline__ uint32_t own_full(int i) const { return barrier(3 * S + i); }
-    __device__ __forceinline__ uint32_t own_empty(int i) const { return barrier(3 * S + C::BUFFERS + i); }
+    __device__ __forceinline__ uint32_t own_empty(int i) const {
+        return barrier(3 * S + C::BUFFERS + i);
+    }
 
     // Says that this warp needs a stage, or a buffer of own rows, no more.
     __device__ __forceinline__ void release(int s) const {
@@ -139,8 +163,8 @@ struct WgmmaRing {
         __syncwarp();
         if (C::PERSISTENT && threadIdx.x % 32 == 0) barrier_arrive(own_empty(i));
     }
-    // Passes a tile of which this warp needs nothing. It must have come: an arrival that is too early would count for
-    // the tile before it.
+    // Passes a tile of which this warp needs nothing. It must have come: an arrival that is
+    // too early would count for the tile before it.
     __device__ __forceinline__ void skip(const WgmmaStage<S> &at) const {
         barrier_wait(x_full(at.s), at.parity);
         release(at.s);
@@ -148,18 +172,22 @@ struct WgmmaRing {
 
     // Starts the copy of ROWS rows of a head.
     template <int ROWS>
-    __device__ __forceinline__ static void copy(uint32_t to, const CUtensorMap *map, uint32_t barrier, int head,
-                                                int row, int sequence) {
+    __device__ __forceinline__ static void copy(uint32_t to, const CUtensorMap *map,
+                                                uint32_t barrier, int head, int row,
+                                                int sequence) {
         UNROLL
         for (int panel = 0; panel < C::HS / 64; panel++) {
             UNROLL
             for (int r = 0; r < ROWS; r += 64)
-                tile_copy(to + (panel * ROWS + r) * 128, map, barrier, panel * 64, head, row + r, sequence);
+                tile_copy(to + (panel * ROWS + r) * 128, map, barrier, panel * 64, head,
+                          row + r, sequence);
         }
     }
-    // Copies the own rows of item number `round`: of map0's head0 and, with two, of map1's head1.
-    __device__ __forceinline__ void copy_own(int round, const CUtensorMap *map0, int head0, const CUtensorMap *map1,
-                                             int head1, const WgmmaItem &item) const {
+    // Copies the own rows of item number `round`: of map0's head0 and, with two, of map1's
+    // head1.
+    __device__ __forceinline__ void copy_own(int round, const CUtensorMap *map0, int head0,
+                                             const CUtensorMap *map1, int head1,
+                                             const WgmmaItem &item) const {
         const int i = round % C::BUFFERS;
         if (round >= C::BUFFERS) barrier_wait(own_empty(i), (round / C::BUFFERS - 1) & 1);
         barrier_expect(own_full(i), OWNS * C::OWN_BYTES);
@@ -167,7 +195,8 @@ struct WgmmaRing {
         if (OWNS == 2) copy<C::OWN>(own(1, i), map1, own_full(i), head1, item.row, item.b);
     }
     // Copies x and y, the block's tile number `total`.
-    __device__ __forceinline__ void copy_tiles(int total, const CUtensorMap *map0, int head0, const CUtensorMap *map1,
+    __device__ __forceinline__ void copy_tiles(int total, const CUtensorMap *map0,
+                                               int head0, const CUtensorMap *map1,
                                                int head1, int row, int sequence) const {
         const int s = total % S;
         if (total >= S) barrier_wait(empty(s), (total / S - 1) & 1);
@@ -178,11 +207,13 @@ struct WgmmaRing {
     }
 };
 
-// Starts the copies: own(item, round) copies an item's own rows, tile(item, total, n) its tile n of `group` heads'. The
-// copying warpgroup of a persistent kernel does all of them; true is returned to its threads, which must exit. Else the
-// first thread begins, and calls copy_ahead later.
+// Starts the copies: own(item, round) copies an item's own rows, tile(item, total, n) its
+// tile n of `group` heads'. The copying warpgroup of a persistent kernel does all of them;
+// true is returned to its threads, which must exit. Else the first thread begins, and calls
+// copy_ahead later.
 template <class C, bool KEYS, class Own, class Tile>
-__device__ __forceinline__ bool start_copies(const WgmmaItems &items, int group, Own own, Tile tile) {
+__device__ __forceinline__ bool start_copies(const WgmmaItems &items, int group, Own own,
+                                             Tile tile) {
     if constexpr (C::PERSISTENT) {
         if (threadIdx.x < C::CONSUMERS) {
             registers_more<240>();
@@ -200,16 +231,19 @@ __device__ __forceinline__ bool start_copies(const WgmmaItems &items, int group,
         const WgmmaItem item = items.item<C, KEYS>(0);
         if (threadIdx.x == 0) {
             own(item, 0);
-            for (int n = 0; n < C::STAGES - 1 && n < group * item.tiles; n++) tile(item, n, n);
+            for (int n = 0; n < C::STAGES - 1 && n < group * item.tiles; n++)
+                tile(item, n, n);
         }
         __syncwarp();
         return false;
     }
 }
 
-// Has the first thread copy the tile STAGES - 1 behind tile n. No product may be in flight, as the thread diverges.
+// Has the first thread copy the tile STAGES - 1 behind tile n. No product may be in flight,
+// as the thread diverges.
 template <class C, class Tile>
-__device__ __forceinline__ void copy_ahead(const WgmmaItem &item, int n, int tiles, Tile tile) {
+__device__ __forceinline__ void copy_ahead(const WgmmaItem &item, int n, int tiles,
+                                           Tile tile) {
     if constexpr (!C::PERSISTENT) {
         n += C::STAGES - 1;
         if (threadIdx.x == 0 && n < tiles) tile(item, n, n);
@@ -217,10 +251,13 @@ __device__ __forceinline__ void copy_ahead(const WgmmaItem &item, int n, int til
     }
 }
 
-// ---- rows of a warp -------------------------------------------------------------------------------------------------
+// ---- rows of a warp --------------------------------------------------------------------
 
-// Returns the number of the thread's warp, which the compiler then knows to be that of its neighbours too.
-__device__ __forceinline__ int wgmma_warp() { return (int)__shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); }
+// Returns the number of the thread's warp, which the compiler then knows to be that of its
+// neighbours too.
+__device__ __forceinline__ int wgmma_warp() {
+    return (int)__shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0);
+}
 
 // Places a lane in the block's rows.
 __device__ __forceinline__ MmaPlace wgmma_place(const WgmmaItem &item, int warp, int T) {
@@ -245,11 +282,12 @@ __device__ __forceinline__ void clear(float (&d)[N8][4]) {
     for (int i = 0; i < 4 * N8; i++) d[i / 4][i % 4] = 0.0f;
 }
 
-// Writes d fragments as rows of bf16 times scale0 and scale1; p is the lane's first row. The lanes of a row exchange
-// pairs, so that each writes 16 bytes.
+// Writes d fragments as rows of bf16 times scale0 and scale1; p is the lane's first row.
+// The lanes of a row exchange pairs, so that each writes 16 bytes.
 template <int N8>
-__device__ __forceinline__ void store_rows(bfloat16 *p, size_t stride, const MmaPlace &at, const float (&d)[N8][4],
-                                           float scale0, float scale1) {
+__device__ __forceinline__ void store_rows(bfloat16 *p, size_t stride, const MmaPlace &at,
+                                           const float (&d)[N8][4], float scale0,
+                                           float scale1) {
     const int t = (int)threadIdx.x % 4;
     UNROLL
     for (int half = 0; half < 2; half++) {
@@ -258,30 +296,37 @@ __device__ __forceinline__ void store_rows(bfloat16 *p, size_t stride, const Mma
             const float scale = half ? scale1 : scale0;
             uint32_t w[4];
             UNROLL
-            for (int i = 0; i < 4; i++) w[i] = pack_bf16(d[n + i][half * 2] * scale, d[n + i][half * 2 + 1] * scale);
+            for (int i = 0; i < 4; i++)
+                w[i] =
+                    pack_bf16(d[n + i][half * 2] * scale, d[n + i][half * 2 + 1] * scale);
             UNROLL
             for (int step = 1; step < 4; step *= 2) {  // transposes the lanes' 4 x 4 words
                 UNROLL
                 for (int i = 0; i < 4; i++) {
                     if (i & step) continue;
                     uint32_t &low = w[i], &high = w[i + step];
-                    const uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, t & step ? low : high, step);
+                    const uint32_t other =
+                        __shfl_xor_sync(0xFFFFFFFFu, t & step ? low : high, step);
                     (t & step ? low : high) = other;
                 }
             }
-            if (at.row + half * 8 < at.T) store_whole(p + half * 8 * stride + (n + t) * 8, w);
+            if (at.row + half * 8 < at.T)
+                store_whole(p + half * 8 * stride + (n + t) * 8, w);
         }
     }
 }
 
-// ---- forward --------------------------------------------------------------------------------------------------------
+// ---- forward ---------------------------------------------------------------------------
 
-// Makes scores into probabilities relative to the largest so far. Returns true if the largest of a row of the warp grew
-// (or if SKIP is false), and then the factor of what was summed before.
+// Makes scores into probabilities relative to the largest so far. Returns true if the
+// largest of a row of the warp grew (or if SKIP is false), and then the factor of what was
+// summed before.
 template <bool SKIP, int N8>
-__device__ __forceinline__ bool softmax_tile(float (&s)[N8][4], float (&max)[2], float (&sum)[2],
-                                             float (&correction)[2], float to_log2) {
-    float odd[2] = {s[0][1], s[0][3]}, largest[2] = {max[0], max[1]}, part[2] = {0.0f, 0.0f};
+__device__ __forceinline__ bool softmax_tile(float (&s)[N8][4], float (&max)[2],
+                                             float (&sum)[2], float (&correction)[2],
+                                             float to_log2) {
+    float odd[2] = {s[0][1], s[0][3]}, largest[2] = {max[0], max[1]},
+          part[2] = {0.0f, 0.0f};
     UNROLL
     for (int i = 0; i < 4 * N8; i++) {
         float &to = i % 2 ? odd[i % 4 / 2] : largest[i % 4 / 2];
@@ -306,21 +351,25 @@ __device__ __forceinline__ bool softmax_tile(float (&s)[N8][4], float (&max)[2],
         x = exponential2(fmaf(x, to_log2, -shift[i % 4 / 2]));
         (i % 2 ? part : sum)[i % 4 / 2] += x;
     }
-    sum[0] += part[0], sum[1] += part[1];
+    sum[0] += part[0];
+    sum[1] += part[1];
     return grew;
 }
 
-// P V of a tile and the scores of the next are one queue; the softmax between runs beside the other warpgroups'
-// products.
+// P V of a tile and the scores of the next are one queue; the softmax between runs beside
+// the other warpgroups' products.
 template <class C>
 __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
-    attention_forward_wgmma_kernel(const __grid_constant__ CUtensorMap qkv, Attention a, WgmmaItems items) {
+    attention_forward_wgmma_kernel(const __grid_constant__ CUtensorMap qkv, Attention a,
+                                   WgmmaItems items) {
 #ifdef WGMMA_CODE
     constexpr int HS = C::HS, KEYS = C::TILE;
     DYNAMIC_SHARED(shared);
     const WgmmaRing<C, 1> ring(shared);
     const int T = (int)a.T, NH = (int)a.NH, KV = (int)a.KV;
-    const auto own = [&](const WgmmaItem &i, int round) { ring.copy_own(round, &qkv, i.h, &qkv, i.h, i); };
+    const auto own = [&](const WgmmaItem &i, int round) {
+        ring.copy_own(round, &qkv, i.h, &qkv, i.h, i);
+    };
     const auto copy = [&](const WgmmaItem &i, int total, int n) {
         const int key = NH + i.h / (NH / KV);
         ring.copy_tiles(total, &qkv, key, &qkv, key + KV, n * KEYS, i.b);
@@ -334,7 +383,8 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
     for (int round = 0; item.exists; item = items.item<C, false>(++round)) {
         const MmaPlace rows = wgmma_place(item, warp, T);
         const int buffer = round % C::BUFFERS, mine = wgmma_tiles<C>(item.row + wg * 64, T);
-        float o[HS / 8][4], s[KEYS / 8][4], max[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f}, correction[2];
+        float o[HS / 8][4], s[KEYS / 8][4], max[2] = {-INFINITY, -INFINITY},
+                                            sum[2] = {0.0f, 0.0f}, correction[2];
         uint32_t p[KEYS / 16][4];
         const auto scores = [&] {
             barrier_wait(ring.x_full(at.s), at.parity);
@@ -389,25 +439,30 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
         }
         if (mine > 0) {
             quad_sum(sum);
-            bfloat16 *to = a.out + ((size_t)item.b * T + rows.row) * a.out_stride + (size_t)item.h * HS;
+            bfloat16 *to = a.out + ((size_t)item.b * T + rows.row) * a.out_stride +
+                           (size_t)item.h * HS;
             store_rows(to, a.out_stride, rows, o, 1.0f / sum[0], 1.0f / sum[1]);
             float *lse = a.lse + ((size_t)item.b * NH + item.h) * T + rows.row;
             UNROLL
             for (int i = 0; i < 2; i++)
-                if (rows.pair == 0 && rows.row + i * 8 < T) lse[i * 8] = max[i] * a.scale + logf(sum[i]);
+                if (rows.pair == 0 && rows.row + i * 8 < T)
+                    lse[i * 8] = max[i] * a.scale + logf(sum[i]);
         }
     }
 #endif
 }
 
-// ---- backward: queries ----------------------------------------------------------------------------------------------
+// ---- backward: queries -----------------------------------------------------------------
 
 // Returns the dot product of 16 bytes of two rows.
 __device__ __forceinline__ float dot_eight(const bfloat16 *x, const bfloat16 *y) {
-    const Packed128<uint32_t> a = load128((const uint32_t *)x), b = load128((const uint32_t *)y);
+    const Packed128<uint32_t> a = load128((const uint32_t *)x),
+                              b = load128((const uint32_t *)y);
     float sum = 0.0f;
     UNROLL
-    for (int i = 0; i < 4; i++) sum += low_float(a.v[i]) * low_float(b.v[i]) + high_float(a.v[i]) * high_float(b.v[i]);
+    for (int i = 0; i < 4; i++)
+        sum += low_float(a.v[i]) * low_float(b.v[i]) +
+               high_float(a.v[i]) * high_float(b.v[i]);
     return sum;
 }
 
@@ -415,13 +470,16 @@ __device__ __forceinline__ float dot_eight(const bfloat16 *x, const bfloat16 *y)
 template <class C>
 __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
     attention_backward_query_wgmma_kernel(const __grid_constant__ CUtensorMap qkv,
-                                          const __grid_constant__ CUtensorMap dout, Attention a, WgmmaItems items) {
+                                          const __grid_constant__ CUtensorMap dout,
+                                          Attention a, WgmmaItems items) {
 #ifdef WGMMA_CODE
     constexpr int HS = C::HS, KEYS = C::TILE;
     DYNAMIC_SHARED(shared);
     const WgmmaRing<C, 2> ring(shared);
     const int T = (int)a.T, NH = (int)a.NH, KV = (int)a.KV;
-    const auto own = [&](const WgmmaItem &i, int round) { ring.copy_own(round, &qkv, i.h, &dout, i.h, i); };
+    const auto own = [&](const WgmmaItem &i, int round) {
+        ring.copy_own(round, &qkv, i.h, &dout, i.h, i);
+    };
     const auto copy = [&](const WgmmaItem &i, int total, int n) {
         const int key = NH + i.h / (NH / KV);
         ring.copy_tiles(total, &qkv, key, &qkv, key + KV, n * KEYS, i.b);
@@ -435,7 +493,8 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
     for (int round = 0; item.exists; item = items.item<C, false>(++round)) {
         const MmaPlace rows = wgmma_place(item, warp, T);
         const int buffer = round % C::BUFFERS, mine = wgmma_tiles<C>(item.row + wg * 64, T);
-        const uint32_t q = ring.own(0, buffer) + wg * 64 * 128, d = ring.own(1, buffer) + wg * 64 * 128;
+        const uint32_t q = ring.own(0, buffer) + wg * 64 * 128,
+                       d = ring.own(1, buffer) + wg * 64 * 128;
         float of_row[2] = {0.0f, 0.0f}, norm[2];
         float dq[HS / 8][4], s[KEYS / 8][4], ds[KEYS / 8][4];
         uint32_t e[KEYS / 16][4];
@@ -444,9 +503,11 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
             for (int i = 0; i < 2; i++) {
                 if (rows.row + i * 8 >= T) continue;
                 const size_t row = (size_t)item.b * T + rows.row + i * 8;
-                const size_t from = row * a.out_stride + (size_t)item.h * HS + rows.pair * 4;
+                const size_t from = row * a.out_stride + (size_t)item.h * HS +
+                                    rows.pair * 4;
                 UNROLL
-                for (int c = 0; c < HS; c += 32) of_row[i] += dot_eight(a.y + from + c, a.dout + from + c);
+                for (int c = 0; c < HS; c += 32)
+                    of_row[i] += dot_eight(a.y + from + c, a.dout + from + c);
             }
             quad_sum(of_row);
             UNROLL
@@ -476,7 +537,8 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
             hide_fragments<true>(s, rows, n * KEYS);
             UNROLL
             for (int i = 0; i < KEYS / 2; i++)
-                s[i / 4][i % 4] = exponential2(fmaf(s[i / 4][i % 4], to_log2, -norm[i % 4 / 2]));
+                s[i / 4][i % 4] =
+                    exponential2(fmaf(s[i / 4][i % 4], to_log2, -norm[i % 4 / 2]));
             wgmma_wait<0>();
             pin(ds);
             UNROLL
@@ -499,27 +561,31 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
             ring.skip(at);
         }
         if (mine > 0) {
-            bfloat16 *to = a.dq + ((size_t)item.b * T + rows.row) * a.stride + (size_t)item.h * HS;
+            bfloat16 *to = a.dq + ((size_t)item.b * T + rows.row) * a.stride +
+                           (size_t)item.h * HS;
             store_rows(to, a.stride, rows, dq, a.scale, a.scale);
         }
     }
 #endif
 }
 
-// ---- backward: keys and values --------------------------------------------------------------------------------------
+// ---- backward: keys and values ---------------------------------------------------------
 
 // With lse and dot of the queries of two tiles, a copy for each of two warpgroups.
-template <class C> using WgmmaKeyRing = WgmmaRing<C, 2, 2 * 2 * 2 * C::TILE * sizeof(float)>;
+template <class C>
+using WgmmaKeyRing = WgmmaRing<C, 2, 2 * 2 * 2 * C::TILE * sizeof(float)>;
 
-// Computes the gradients of the keys and values: rows are keys, columns of the (transposed) scores are queries, of the
-// heads that a head of keys serves one after the other.
+// Computes the gradients of the keys and values: rows are keys, columns of the (transposed)
+// scores are queries, of the heads that a head of keys serves one after the other.
 template <class C>
 __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
     attention_backward_key_wgmma_kernel(const __grid_constant__ CUtensorMap qkv,
-                                        const __grid_constant__ CUtensorMap dout, Attention a, WgmmaItems items) {
+                                        const __grid_constant__ CUtensorMap dout,
+                                        Attention a, WgmmaItems items) {
 #ifdef WGMMA_CODE
     constexpr int HS = C::HS, QUERIES = C::TILE;
-    static_assert(QUERIES == 64, "half of a warpgroup's threads have a query's lse, the others its dot");
+    static_assert(QUERIES == 64,
+                  "half of a warpgroup's threads have a query's lse, the others its dot");
     DYNAMIC_SHARED(shared);
     const WgmmaKeyRing<C> ring(shared);
     const int T = (int)a.T, NH = (int)a.NH, KV = (int)a.KV, group = NH / KV;
@@ -539,14 +605,16 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
     float *of_query = (float *)(void *)(shared + ring.EXTRA_AT) + wg * 4 * QUERIES;
     WgmmaStage<C::STAGES> at, before;
     WgmmaItem item = items.item<C, true>(0), next;
-    // Reads a statistic of a tile of query head i: thread 64 + j has dot of query j, the first threads have lse. A
-    // query that does not exist has probabilities of 0.
+    // Reads a statistic of a tile of query head i: thread 64 + j has dot of query j, the
+    // first threads have lse. A query that does not exist has probabilities of 0.
     float stat;
     const auto fetch = [&](const WgmmaItem &of, int i, int n) {
         const int query = of.row + n * QUERIES + t % QUERIES;
         const size_t row = ((size_t)of.b * NH + of.h * group + i) * T + query;
-        if (t < QUERIES) stat = query < T ? a.lse[row] * LOG2_E : INFINITY;
-        else stat = query < T ? a.dot[row] : 0.0f;
+        if (t < QUERIES)
+            stat = query < T ? a.lse[row] * LOG2_E : INFINITY;
+        else
+            stat = query < T ? a.dot[row] : 0.0f;
     };
     fetch(item, 0, wg * 64 / QUERIES);
     for (int round = 0, turn = 0; item.exists; round++, item = next) {
@@ -554,10 +622,12 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
         const int buffer = round % C::BUFFERS, tiles = group * item.tiles;
         // The first tile with a query that sees a key of the warpgroup.
         const int first = item.row + wg * 64 < T ? wg * 64 / QUERIES : item.tiles;
-        const uint32_t k = ring.own(0, buffer) + wg * 64 * 128, v = ring.own(1, buffer) + wg * 64 * 128;
+        const uint32_t k = ring.own(0, buffer) + wg * 64 * 128,
+                       v = ring.own(1, buffer) + wg * 64 * 128;
         float dk[HS / 8][4], dv[HS / 8][4], s[QUERIES / 8][4], ds[QUERIES / 8][4];
         uint32_t p[QUERIES / 16][4], e[QUERIES / 16][4];
-        // Shares the statistics with the warpgroup. All have read those of the tile before last when they come here.
+        // Shares the statistics with the warpgroup. All have read those of the tile before
+        // last when they come here.
         const auto share = [&](int i, int n) {
             of_query[turn % 2 * 2 * QUERIES + t] = stat;
             if (n + 1 < item.tiles) fetch(item, i, n + 1);
@@ -583,7 +653,8 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
                 float x[2];
                 load_two(x, stats + j * 8);
                 UNROLL
-                for (int i = 0; i < 4; i++) s[j][i] = exponential2(fmaf(s[j][i], to_log2, -x[i % 2]));
+                for (int i = 0; i < 4; i++)
+                    s[j][i] = exponential2(fmaf(s[j][i], to_log2, -x[i % 2]));
             }
             round_fragments<false>(p, s, 0);
         };
@@ -612,7 +683,8 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
             product_columns(dk, e, ring.x(at.s));
             wgmma_commit();
         };
-        // Heads of 64: the last products of a tile and the first of the next are one queue, with one wait.
+        // Heads of 64: the last products of a tile and the first of the next are one queue,
+        // with one wait.
         const auto queued_tile = [&](int i, int n, auto last) {
             share(i, n);
             wgmma_wait<0>();
@@ -655,13 +727,15 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
         if (first < item.tiles) barrier_wait(ring.own_full(buffer), round / C::BUFFERS & 1);
         for (int i = 0; i < group; i++) {
             if (i > 0) fetch(item, i, wg * 64 / QUERIES);
-            for (int n = 0; n < first; n++, at.next()) ring.skip(at);  // not of the first thread's warpgroup
+            for (int n = 0; n < first; n++, at.next())
+                ring.skip(at);  // not of the first thread's warpgroup
             if (first == item.tiles) continue;
             if constexpr (C::PERSISTENT) {
                 pin(dk);
                 pin(dv);
                 start();
-                for (int n = first; n + 1 < item.tiles; n++) queued_tile(i, n, std::false_type());
+                for (int n = first; n + 1 < item.tiles; n++)
+                    queued_tile(i, n, std::false_type());
                 queued_tile(i, item.tiles - 1, std::true_type());
                 wgmma_wait<0>();
                 pin(dk);
@@ -672,10 +746,12 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
             }
         }
         ring.release_own(buffer);
-        next = items.item<C, true>(round + 1);
+        next = items.item < C;
+        true > (round + 1);
         if (next.exists) fetch(next, 0, wg * 64 / QUERIES);
         if (first < item.tiles) {
-            const size_t to = ((size_t)item.b * T + rows.row) * a.k_stride + (size_t)item.h * HS;
+            const size_t to = ((size_t)item.b * T + rows.row) * a.k_stride +
+                              (size_t)item.h * HS;
             store_rows(a.dk + to, a.k_stride, rows, dk, a.scale, a.scale);
             store_rows(a.dv + to, a.k_stride, rows, dv, 1.0f, 1.0f);
         }
@@ -683,20 +759,23 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
 #endif
 }
 
-// ---- launches -------------------------------------------------------------------------------------------------------
+// ---- launches --------------------------------------------------------------------------
 
 // Describes the items of a kernel, and sets its grid.
 template <class C>
 static inline WgmmaItems wgmma_items(const Attention &a, bool keys, unsigned *grid) {
-    WgmmaItems items = {(int)a.T, (int)(keys ? a.KV : a.NH), 0, (int)CEIL_DIV(a.T, (size_t)C::OWN), 1};
+    WgmmaItems items = {(int)a.T, (int)(keys ? a.KV : a.NH), 0,
+                        (int)CEIL_DIV(a.T, (size_t)C::OWN), 1};
     items.count = (int)a.B * items.heads;
-    const int all = items.blocks * items.count, blocks = device_multiprocessors() * C::BLOCKS;
+    const int all = items.blocks * items.count,
+              blocks = device_multiprocessors() * C::BLOCKS;
     *grid = (unsigned)(C::PERSISTENT && blocks < all ? blocks : all);
     // as many heads as make whole turns, there and back
     int common = 2 * blocks;
     for (int rest = items.blocks; rest;) {
         const int smaller = common % rest;
-        common = rest, rest = smaller;
+        common = rest;
+        rest = smaller;
     }
     items.group = std::min(items.count, 2 * blocks / common);
     return items;
@@ -704,13 +783,15 @@ static inline WgmmaItems wgmma_items(const Attention &a, bool keys, unsigned *gr
 
 // True if these kernels can: heads of 64 or 128 channels at multiples of 16 bytes.
 static inline bool attention_wgmma_takes(const Attention &a) {
-    uintptr_t places = (uintptr_t)a.q | (uintptr_t)a.out | (uintptr_t)a.y | (uintptr_t)a.dout | (uintptr_t)a.dq;
+    uintptr_t places = (uintptr_t)a.q | (uintptr_t)a.out | (uintptr_t)a.y |
+                       (uintptr_t)a.dout | (uintptr_t)a.dq;
     return (a.HS == 64 || a.HS == 128) && places % 16 == 0;
 }
 
 // Queues the forward or the backward pass.
 template <int HS>
-static inline void attention_wgmma_heads(const Attention &a, bool backward, cudaStream_t stream) {
+static inline void attention_wgmma_heads(const Attention &a, bool backward,
+                                         cudaStream_t stream) {
     typedef WgmmaForward<HS> F;
     typedef WgmmaQuery<HS> Q;
     typedef WgmmaKey<HS> K;
@@ -718,22 +799,27 @@ static inline void attention_wgmma_heads(const Attention &a, bool backward, cuda
     unsigned grid;
     if (!backward) {
         const WgmmaItems items = wgmma_items<F>(a, false, &grid);
-        LAUNCH_LARGE(attention_forward_wgmma_kernel<F>, grid, F::THREADS, stream, (WgmmaRing<F, 1>::BYTES))
+        LAUNCH_LARGE(attention_forward_wgmma_kernel<F>, grid, F::THREADS, stream,
+                     (WgmmaRing<F, 1>::BYTES))
         (qkv, a, items);
         return;
     }
     const CUtensorMap dout = tensor_map(a.dout, a.B, a.T, a.NH, HS);
     const WgmmaItems queries = wgmma_items<Q>(a, false, &grid);
-    LAUNCH_LARGE(attention_backward_query_wgmma_kernel<Q>, grid, Q::THREADS, stream, (WgmmaRing<Q, 2>::BYTES))
+    LAUNCH_LARGE(attention_backward_query_wgmma_kernel<Q>, grid, Q::THREADS, stream,
+                 (WgmmaRing<Q, 2>::BYTES))
     (qkv, dout, a, queries);
     const WgmmaItems keys = wgmma_items<K>(a, true, &grid);
-    LAUNCH_LARGE(attention_backward_key_wgmma_kernel<K>, grid, K::THREADS, stream, WgmmaKeyRing<K>::BYTES)
+    LAUNCH_LARGE(attention_backward_key_wgmma_kernel<K>, grid, K::THREADS, stream,
+                 WgmmaKeyRing<K>::BYTES)
     (qkv, dout, a, keys);
 }
 
 static inline void attention_wgmma(const Attention &a, bool backward, cudaStream_t stream) {
-    if (a.HS == 64) attention_wgmma_heads<64>(a, backward, stream);
-    else attention_wgmma_heads<128>(a, backward, stream);
+    if (a.HS == 64)
+        attention_wgmma_heads<64>(a, backward, stream);
+    else
+        attention_wgmma_heads<128>(a, backward, stream);
 }
 
 #endif  // PRECISION_BF16

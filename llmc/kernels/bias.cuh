@@ -1,5 +1,5 @@
-// bias.cuh: the gradient of a bias: the sums of the columns of a matrix, over chunks of its rows and then over the
-// chunks. The order of the sum depends on the number of rows alone.
+// bias.cuh: the gradient of a bias: the sums of the columns of a matrix, over chunks of its
+// rows and then over the chunks. The order of the sum depends on the number of rows alone.
 //
 // defines: bias_chunk_rows, column_sums, bias_backward, bias_backward_scratch
 #ifndef LLMC_BIAS_CUH
@@ -8,9 +8,11 @@
 #include "llmc/kernels/packs.cuh"
 
 static constexpr unsigned BIAS_THREADS = 128, BIAS_MAX_CHUNKS = 256;
-static constexpr size_t BIAS_BATCH = 4; // rows that a thread reads before it adds them: reads that overlap
+static constexpr size_t BIAS_BATCH =
+    4;  // rows that a thread reads before it adds them: reads that overlap
 
-// Rows of a chunk, at least 16 where there are as many: they depend on N alone, and so does the order of the sum.
+// Rows of a chunk, at least 16 where there are as many: they depend on N alone, and so does
+// the order of the sum.
 static inline size_t bias_chunk_rows(size_t N, size_t max_chunks = BIAS_MAX_CHUNKS) {
     size_t chunks = CEIL_DIV(N, (size_t)16);
     return CEIL_DIV(N, chunks < max_chunks ? chunks : max_chunks);
@@ -21,17 +23,21 @@ static inline size_t bias_backward_scratch(size_t N, size_t OC) {
     return CEIL_DIV(N, bias_chunk_rows(N)) * OC;
 }
 
-// partial[blockIdx.y, OC] = sum over the chunk's rows of dout[N, OC]; each thread has W columns.
+// partial[blockIdx.y, OC] = sum over the chunk's rows of dout[N, OC]; each thread has W
+// columns.
 template <int W>
 __global__ void __launch_bounds__(BIAS_THREADS)
-    bias_partial_kernel(float *partial, const floatX *dout, size_t N, size_t OC, size_t chunk_rows) {
+    bias_partial_kernel(float *partial, const floatX *dout, size_t N, size_t OC,
+                        size_t chunk_rows) {
     size_t col = ((size_t)blockIdx.x * BIAS_THREADS + threadIdx.x) * W;
     if (col >= OC) return;
-    size_t begin = blockIdx.y * chunk_rows, end = begin + chunk_rows < N ? begin + chunk_rows : N;
+    size_t begin = blockIdx.y * chunk_rows,
+           end = begin + chunk_rows < N ? begin + chunk_rows : N;
     float sum[W] = {0.0f}, x[BIAS_BATCH][W];
     size_t row = begin;
     for (; row + BIAS_BATCH <= end; row += BIAS_BATCH) {
-        for (size_t r = 0; r < BIAS_BATCH; r++) load_floats<W>(x[r], dout + (row + r) * OC + col);
+        for (size_t r = 0; r < BIAS_BATCH; r++)
+            load_floats<W>(x[r], dout + (row + r) * OC + col);
         for (size_t r = 0; r < BIAS_BATCH; r++)
             for (int k = 0; k < W; k++) sum[k] += x[r][k];
     }
@@ -42,12 +48,12 @@ __global__ void __launch_bounds__(BIAS_THREADS)
     store_floats<W>(partial + blockIdx.y * OC + col, sum);
 }
 
-// Second stage: a thread per column of partials [chunks, stride], which reads several before it adds them: a lone read
-// waits longer for memory than its addition takes. The first n sums are those of `first`, the next n those of `second`
-// unless it is NULL.
+// Second stage: a thread per column of partials [chunks, stride], which reads several
+// before it adds them: a lone read waits longer for memory than its addition takes. The
+// first n sums are those of `first`, the next n those of `second` unless it is NULL.
 __global__ void __launch_bounds__(BIAS_THREADS)
-    column_sums_kernel(float *first, float *second, const float *partials, size_t chunks, size_t stride, size_t n,
-                       bool accumulate) {
+    column_sums_kernel(float *first, float *second, const float *partials, size_t chunks,
+                       size_t stride, size_t n, bool accumulate) {
     size_t i = (size_t)blockIdx.x * BIAS_THREADS + threadIdx.x;
     if (i >= (second ? 2 * n : n)) return;
     constexpr size_t BATCH = 16;
@@ -62,20 +68,24 @@ __global__ void __launch_bounds__(BIAS_THREADS)
     *out = accumulate ? *out + sum : sum;
 }
 
-static inline void column_sums(float *first, float *second, const float *partials, size_t chunks, size_t stride,
-                               size_t n, bool accumulate, cudaStream_t stream) {
+static inline void column_sums(float *first, float *second, const float *partials,
+                               size_t chunks, size_t stride, size_t n, bool accumulate,
+                               cudaStream_t stream) {
     unsigned blocks = (unsigned)CEIL_DIV(second ? 2 * n : n, (size_t)BIAS_THREADS);
-    LAUNCH(column_sums_kernel, blocks, BIAS_THREADS, stream)(first, second, partials, chunks, stride, n, accumulate);
+    LAUNCH(column_sums_kernel, blocks, BIAS_THREADS, stream)
+    (first, second, partials, chunks, stride, n, accumulate);
 }
 
-// dbias[OC] (float) = or += sum over N of dout[N,OC]. scratch: bias_backward_scratch(N, OC) floats.
-static inline void bias_backward(float *dbias, const floatX *dout, float *scratch, size_t N, size_t OC,
-                                 bool accumulate, cudaStream_t stream) {
+// dbias[OC] (float) = or += sum over N of dout[N,OC]. scratch: bias_backward_scratch(N, OC)
+// floats.
+static inline void bias_backward(float *dbias, const floatX *dout, float *scratch, size_t N,
+                                 size_t OC, bool accumulate, cudaStream_t stream) {
     size_t chunk_rows = bias_chunk_rows(N), chunks = CEIL_DIV(N, chunk_rows);
     kernel_cost(KERNEL_ELEMENTWISE, N * OC, sizeof(floatX), 1);
     by_packs<ELEMENT_PACK>(OC, [&](auto W) {
         dim3 grid((unsigned)CEIL_DIV(OC, (size_t)BIAS_THREADS * W), (unsigned)chunks);
-        LAUNCH(bias_partial_kernel<W>, grid, BIAS_THREADS, stream)(scratch, dout, N, OC, chunk_rows);
+        LAUNCH(bias_partial_kernel<W>, grid, BIAS_THREADS, stream)
+        (scratch, dout, N, OC, chunk_rows);
     });
     column_sums(dbias, NULL, scratch, chunks, OC, OC, accumulate, stream);
 }

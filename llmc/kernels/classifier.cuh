@@ -1,13 +1,15 @@
-// classifier.cuh: softmax, cross-entropy and its gradient over the vocabulary, a block per token. A tensor rank holds
-// Vl columns of the Vp, and all-reduces stand between the steps:
+// classifier.cuh: softmax, cross-entropy and its gradient over the vocabulary, a block per
+// token. A tensor rank holds Vl columns of the Vp, and all-reduces stand between the steps:
 //
-//   classifier_stats             max, sum of exp(x - max), and the target's logit, of the rank's columns
+//   classifier_stats             max, sum of exp(x - max), and the target's logit, of the
+//                                rank's columns
 //   all-reduce of max            (the operation max, into another buffer: global_max)
 //   classifier_rescale           sum, as if taken with the global maximum
 //   all-reduce of sum, target    (the operation sum)
 //   classifier_gradient          loss and gradient
 //
-// One rank needs the first and the last step only: its maximum is the global one, which would rescale by exp(0) = 1.
+// One rank needs the first and the last step only: its maximum is the global one, which
+// would rescale by exp(0) = 1.
 //
 // defines: classifier_stats, classifier_rescale, classifier_gradient, loss_sum
 #ifndef LLMC_CLASSIFIER_CUH
@@ -16,12 +18,16 @@
 #include "llmc/kernels/exponential.cuh"
 #include "llmc/kernels/packs.cuh"
 
-enum { CLASSIFIER_TILE = 16 };  // elements that a thread of the statistics works on at a time
+enum {
+    CLASSIFIER_TILE = 16
+};  // elements that a thread of the statistics works on at a time
 
-// Takes a tile into the largest logit that a thread has met, and into the sums of exp(x - max), one for each place of a
-// tile. A larger logit than all before rescales the sums that are there.
+// Takes a tile into the largest logit that a thread has met, and into the sums of exp(x -
+// max), one for each place of a tile. A larger logit than all before rescales the sums that
+// are there.
 template <int TILE>
-__device__ __forceinline__ void row_add(float *max, float (&sums)[TILE], const float (&x)[TILE]) {
+__device__ __forceinline__ void row_add(float *max, float (&sums)[TILE],
+                                        const float (&x)[TILE]) {
     float largest = max_of<TILE>(x);
     if (largest > *max) {
         float scale = exponential_fast(*max - largest);
@@ -31,13 +37,16 @@ __device__ __forceinline__ void row_add(float *max, float (&sums)[TILE], const f
     for (int k = 0; k < TILE; k++) sums[k] += exponential_fast(x[k] - *max);
 }
 
-// Returns max and sum of exp(x - max) over the first `valid` (> 0) columns of a row to every thread of the block. One
-// pass, several packs at a time, so that their loads overlap.
+// Returns max and sum of exp(x - max) over the first `valid` (> 0) columns of a row to
+// every thread of the block. One pass, several packs at a time, so that their loads
+// overlap.
 template <int W>
-__device__ __forceinline__ void row_stats(float *row_max, float *row_sum, const floatX *row, size_t valid) {
+__device__ __forceinline__ void row_stats(float *row_max, float *row_sum, const floatX *row,
+                                          size_t valid) {
     constexpr int PACKS = W == 1 ? 1 : CLASSIFIER_TILE / W, TILE = PACKS * W;
     Share s = share_of(CEIL_DIV(valid, (size_t)W), threadIdx.x, blockDim.x);
-    size_t i = s.begin, whole = s.end < valid / W ? s.end : valid / W;  // packs without padding
+    size_t i = s.begin,
+           whole = s.end < valid / W ? s.end : valid / W;  // packs without padding
     float max = -INFINITY, sums[TILE] = {0.0f}, x[TILE], y[W];
     for (; i + (PACKS - 1) * s.step < whole; i += PACKS * s.step) {
         for (int j = 0; j < PACKS; j++) {
@@ -48,26 +57,33 @@ __device__ __forceinline__ void row_stats(float *row_max, float *row_sum, const 
     }
     for (; i < s.end; i += PACKS * s.step) {
         for (int j = 0; j < PACKS; j++) {
-            size_t first = (i + (size_t)j * s.step) * W, end = s.end * W < valid ? s.end * W : valid;
+            size_t first = (i + (size_t)j * s.step) * W,
+                   end = s.end * W < valid ? s.end * W : valid;
             for (int k = 0; k < W; k++)
-                x[j * W + k] = first + (size_t)k < end ? to_float(row[first + (size_t)k]) : -INFINITY;
+                x[j * W + k] = first + (size_t)k < end ? to_float(row[first + (size_t)k])
+                                                       : -INFINITY;
         }
         row_add<TILE>(&max, sums, x);
     }
     *row_max = blockDim.x > 1 ? block_max(max) : max;
-    *row_sum = sum_of<TILE>(sums) * exponential_fast(max - *row_max);  // 0 for a thread without columns
+    *row_sum = sum_of<TILE>(sums) *
+               exponential_fast(max - *row_max);  // 0 for a thread without columns
     if (blockDim.x > 1) *row_sum = block_sum(*row_sum);
 }
 
-// Turns a row of Vl logits into gradients: dloss * (softmax - (column == target)), and 0 from column `valid` on. target
-// is a local column, or any larger number if another rank has it.
+// Turns a row of Vl logits into gradients: dloss * (softmax - (column == target)), and 0
+// from column `valid` on. target is a local column, or any larger number if another rank
+// has it.
 template <int W>
-__device__ __forceinline__ void row_gradient(floatX *row, float max, float sum, size_t target, float dloss,
-                                             size_t valid, size_t Vl) {
+__device__ __forceinline__ void row_gradient(floatX *row, float max, float sum,
+                                             size_t target, float dloss, size_t valid,
+                                             size_t Vl) {
     float scale = dloss / sum, x[W];
     Share s = share_of(Vl / W, threadIdx.x, blockDim.x);
-    size_t i = s.begin, whole = s.end < valid / W ? s.end : valid / W;  // packs without padding
-    unsigned place = (unsigned)target, mine = (unsigned)(i * W);        // 32 bits: no row is longer
+    size_t i = s.begin,
+           whole = s.end < valid / W ? s.end : valid / W;  // packs without padding
+    unsigned place = (unsigned)target,
+             mine = (unsigned)(i * W);  // 32 bits: no row is longer
     for (; i < whole; i += s.step, mine += (unsigned)(s.step * W)) {
         load_floats<W>(x, row + i * W);
         for (int k = 0; k < W; k++) x[k] = exponential_fast(x[k] - max) * scale;
@@ -87,17 +103,21 @@ __device__ __forceinline__ void row_gradient(floatX *row, float max, float sum, 
     }
 }
 
-// Returns how many of a rank's Vl columns, v_start onward, are below V: the others are padding.
-__host__ __device__ __forceinline__ size_t valid_columns(size_t V, size_t Vl, size_t v_start) {
+// Returns how many of a rank's Vl columns, v_start onward, are below V: the others are
+// padding.
+__host__ __device__ __forceinline__ size_t valid_columns(size_t V, size_t Vl,
+                                                         size_t v_start) {
     size_t left = v_start < V ? V - v_start : 0;
     return left < Vl ? left : Vl;
 }
 
 template <int W>
 __global__ void __launch_bounds__(512, 2)
-    classifier_stats_kernel(float *max, float *sum, float *target_logit, const floatX *logits,
-                            const int *targets, size_t V, size_t Vl, size_t v_start) {
-    size_t n = blockIdx.x, target = (size_t)targets[n] - v_start, valid = valid_columns(V, Vl, v_start);
+    classifier_stats_kernel(float *max, float *sum, float *target_logit,
+                            const floatX *logits, const int *targets, size_t V, size_t Vl,
+                            size_t v_start) {
+    size_t n = blockIdx.x, target = (size_t)targets[n] - v_start,
+           valid = valid_columns(V, Vl, v_start);
     const floatX *row = logits + n * Vl;
     float row_max = -INFINITY, row_sum = 0.0f;
     if (valid > 0) row_stats<W>(&row_max, &row_sum, row, valid);
@@ -109,18 +129,22 @@ __global__ void __launch_bounds__(512, 2)
 }
 
 __global__ void __launch_bounds__(256)
-    classifier_rescale_kernel(float *sum, const float *local_max, const float *global_max, size_t N) {
+    classifier_rescale_kernel(float *sum, const float *local_max, const float *global_max,
+                              size_t N) {
     size_t n = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (n < N) sum[n] *= exponential_fast(local_max[n] - global_max[n]);
 }
 
 template <int W>
 __global__ void __launch_bounds__(512, 2)
-    classifier_gradient_kernel(float *losses, floatX *logits, const float *max, const float *sum,
-                               const float *target_logit, const int *targets, float dloss, size_t V,
-                               size_t Vl, size_t v_start, bool gradient) {
-    size_t n = blockIdx.x, target = (size_t)targets[n] - v_start, valid = valid_columns(V, Vl, v_start);
-    if (gradient) row_gradient<W>(logits + n * Vl, max[n], sum[n], target, dloss, valid, Vl);
+    classifier_gradient_kernel(float *losses, floatX *logits, const float *max,
+                               const float *sum, const float *target_logit,
+                               const int *targets, float dloss, size_t V, size_t Vl,
+                               size_t v_start, bool gradient) {
+    size_t n = blockIdx.x, target = (size_t)targets[n] - v_start,
+           valid = valid_columns(V, Vl, v_start);
+    if (gradient)
+        row_gradient<W>(logits + n * Vl, max[n], sum[n], target, dloss, valid, Vl);
     if (threadIdx.x == 0) {
         losses[n] = logf(sum[n]) + max[n] - target_logit[n];
         losses[gridDim.x + n] = max[n] - target_logit[n];
@@ -142,11 +166,12 @@ static inline unsigned classifier_threads(size_t Vl) {
     return Vl < 4096 && LONG_ROW_THREADS > 128 ? 128 : LONG_ROW_THREADS;
 }
 
-// Computes max, sum of exp(x - max) and target_logit, each [N], over the columns v_start + j < V of logits[N, Vl].
-// target_logit is 0 if another rank has the target. A rank that has only padding gets max -inf and sum 0. Targets must
-// be in [0, V).
-static inline void classifier_stats(float *max, float *sum, float *target_logit, const floatX *logits,
-                                    const int *targets, size_t N, size_t V, size_t Vl, size_t v_start,
+// Computes max, sum of exp(x - max) and target_logit, each [N], over the columns v_start +
+// j < V of logits[N, Vl]. target_logit is 0 if another rank has the target. A rank that has
+// only padding gets max -inf and sum 0. Targets must be in [0, V).
+static inline void classifier_stats(float *max, float *sum, float *target_logit,
+                                    const floatX *logits, const int *targets, size_t N,
+                                    size_t V, size_t Vl, size_t v_start,
                                     cudaStream_t stream) {
     kernel_cost(KERNEL_CLASSIFIER, N * Vl, sizeof(floatX), 3);
     by_packs<ELEMENT_PACK>(Vl, [&](auto W) {
@@ -156,19 +181,21 @@ static inline void classifier_stats(float *max, float *sum, float *target_logit,
 }
 
 // Multiplies sum[N] by exp(local_max - global_max), before sum is added over the ranks.
-static inline void classifier_rescale(float *sum, const float *local_max, const float *global_max, size_t N,
+static inline void classifier_rescale(float *sum, const float *local_max,
+                                      const float *global_max, size_t N,
                                       cudaStream_t stream) {
     kernel_cost(KERNEL_EXPONENTIAL, N, 4 * sizeof(float), 3);
     LAUNCH(classifier_rescale_kernel, (unsigned)CEIL_DIV(N, (size_t)256), 256, stream)
     (sum, local_max, global_max, N);
 }
 
-// Computes losses[2, N] of the global statistics: -log softmax(logits[n])[targets[n]], and how far the target's logit
-// is below the largest (0: the first guess was right). With gradient, logits[N, Vl] become dloss * d loss / d logits,
-// exactly 0 in the padding.
-static inline void classifier_gradient(float *losses, floatX *logits, const float *max, const float *sum,
-                                       const float *target_logit, const int *targets, float dloss, size_t N,
-                                       size_t V, size_t Vl, size_t v_start, bool gradient,
+// Computes losses[2, N] of the global statistics: -log softmax(logits[n])[targets[n]], and
+// how far the target's logit is below the largest (0: the first guess was right). With
+// gradient, logits[N, Vl] become dloss * d loss / d logits, exactly 0 in the padding.
+static inline void classifier_gradient(float *losses, floatX *logits, const float *max,
+                                       const float *sum, const float *target_logit,
+                                       const int *targets, float dloss, size_t N, size_t V,
+                                       size_t Vl, size_t v_start, bool gradient,
                                        cudaStream_t stream) {
     if (gradient) kernel_cost(KERNEL_CLASSIFIER, N * Vl, 2 * sizeof(floatX), 3);
     by_packs<ELEMENT_PACK>(Vl, [&](auto W) {
@@ -178,7 +205,8 @@ static inline void classifier_gradient(float *losses, floatX *logits, const floa
 }
 
 // out[1] = the sum of losses[N] in double. The order depends on N alone.
-static inline void loss_sum(double *out, const float *losses, size_t N, cudaStream_t stream) {
+static inline void loss_sum(double *out, const float *losses, size_t N,
+                            cudaStream_t stream) {
     kernel_cost(KERNEL_ELEMENTWISE, N, sizeof(float), 1);
     LAUNCH(loss_sum_kernel, 1, 256, stream)(out, losses, N);
 }

@@ -1,6 +1,8 @@
-// cuda_common.cuh: shared by every kernel and trainer, for nvcc and for the CPU stand-ins alike.
-// defines: floatX, FLOATX_NAME, CUDA_CHECK, CUBLAS_CHECK, CEIL_DIV, LAUNCH, LAUNCH_UNCHECKED, UNROLL, ROLLED,
-//          to_float, from_float, larger, prefetch, warp_sum, warp_max, block_sum, block_max
+// cuda_common.cuh: shared by every kernel and trainer, for nvcc and for the CPU stand-ins
+// alike.
+// defines: floatX, FLOATX_NAME, CUDA_CHECK, CUBLAS_CHECK, CEIL_DIV, LAUNCH,
+//          LAUNCH_UNCHECKED, UNROLL, ROLLED, to_float, from_float, larger, prefetch,
+//          warp_sum, warp_max, block_sum, block_max
 #ifndef LLMC_CUDA_COMMON_CUH
 #define LLMC_CUDA_COMMON_CUH
 
@@ -15,7 +17,8 @@
 
 #include "llmc/kernels/work.cuh"
 
-// The type of weights and activations. Gradients of weights, the optimizer and all sums are float or double.
+// The type of weights and activations. Gradients of weights, the optimizer and all sums are
+// float or double.
 #if defined(PRECISION_FP32)
 typedef float floatX;
 #define FLOATX_NAME "fp32"
@@ -28,9 +31,10 @@ typedef __nv_bfloat16 floatX;
 #error "compile with -DPRECISION_FP32 or -DPRECISION_BF16"
 #endif
 
-#define CEIL_DIV(n, d) (((n) + (d) - 1) / (d))
+#define CEIL_DIV(n, d) (((n) + (d)-1) / (d))
 
-static inline void cuda_check(cudaError_t error, const char *file, int line, const char *what) {
+static inline void cuda_check(cudaError_t error, const char *file, int line,
+                              const char *what) {
     if (error == cudaSuccess) return;
     fflush(stdout);
     fprintf(stderr, "%s:%d: %s: %s\n", file, line, what, cudaGetErrorString(error));
@@ -48,8 +52,9 @@ static inline void cublas_check(int status, const char *file, int line, const ch
 // The same for calls that return a cublasStatus_t.
 #define CUBLAS_CHECK(call) cublas_check((int)(call), __FILE__, __LINE__, #call)
 
-// Ends the program, at the end of the statement that launches, if the device has refused it: no synchronisation would
-// tell. cudaErrorNotReady is the trace of a query of unfinished work.
+// Ends the program, at the end of the statement that launches, if the device has refused
+// it: no synchronisation would tell. cudaErrorNotReady is the trace of a query of
+// unfinished work.
 struct LaunchCheck {
     const char *file, *name;
     int line;
@@ -59,40 +64,61 @@ struct LaunchCheck {
     }
 };
 
-// LAUNCH(kernel, grid, block, stream)(args...) is kernel<<<grid, block, 0, stream>>>(args...), checked. One more
-// argument behind stream: bytes of dynamic shared memory. A template's name with commas stands in parentheses. A grid
-// without blocks is refused: every batch has rows; what a rank may have none of (pieces, shards, keys of a pair) is asked
-// before. LAUNCH_UNCHECKED leaves the error to cudaGetLastError: for tests of refused launches.
+// LAUNCH(kernel, grid, block, stream)(args...) is kernel<<<grid, block, 0,
+// stream>>>(args...), checked. One more argument behind stream: bytes of dynamic shared
+// memory. A template's name with commas stands in parentheses. A grid without blocks is
+// refused: every batch has rows; what a rank may have none of (pieces, shards, keys of a
+// pair) is asked before. LAUNCH_UNCHECKED leaves the error to cudaGetLastError: for tests
+// of refused launches.
 #define LAUNCH(kernel, grid, block, ...)                    \
     (LaunchCheck{__FILE__, "launch of " #kernel, __LINE__}, \
      LAUNCH_UNCHECKED(kernel, grid, block, __VA_ARGS__))
 
-template <class T> __host__ __device__ static inline float to_float(T x) { return (float)x; }
+template <class T>
+__host__ __device__ static inline float to_float(T x) {
+    return (float)x;
+}
 
 // from_float<T>(x): to nearest, ties to even.
-template <class T> __host__ __device__ static inline T from_float(float x) { return T(x); }
+template <class T>
+__host__ __device__ static inline T from_float(float x) {
+    return T(x);
+}
 
-// What a GPU has instructions for. A CPU's stand for them in llmc/cpu: launch.h, vectors.h and warp.h.
+// What a GPU has instructions for. A CPU's stand for them in llmc/cpu: launch.h, vectors.h
+// and warp.h.
 #ifdef __CUDACC__
-#define LAUNCH_UNCHECKED(kernel, grid, block, ...)                                                \
-    [=](auto... args) {                                                                           \
-        kernel<<<grid, block, launch_bytes(__VA_ARGS__), launch_stream(__VA_ARGS__)>>>(args...);  \
+#define LAUNCH_UNCHECKED(kernel, grid, block, ...)                                      \
+    [=](auto... args) {                                                                 \
+        kernel<<<grid, block, launch_bytes(__VA_ARGS__), launch_stream(__VA_ARGS__)>>>( \
+            args...);                                                                   \
     }
-static inline size_t launch_bytes(cudaStream_t, size_t bytes = 0) { return bytes; }
-static inline cudaStream_t launch_stream(cudaStream_t stream, size_t = 0) { return stream; }
+static inline size_t launch_bytes(cudaStream_t, size_t bytes = 0) {
+    return bytes;
+}
+static inline cudaStream_t launch_stream(cudaStream_t stream, size_t = 0) {
+    return stream;
+}
 
-// Before a loop of constant length whose arrays should be registers; before one that spills if it is unrolled.
+// Before a loop of constant length whose arrays should be registers; before one that spills
+// if it is unrolled.
 #define UNROLL _Pragma("unroll")
 #define ROLLED _Pragma("unroll 1")
 
 // Returns the larger of two numbers; a if b is NaN.
-__device__ static inline float larger(float a, float b) { return fmaxf(a, b); }
-__device__ static inline double larger(double a, double b) { return fmax(a, b); }
+__device__ static inline float larger(float a, float b) {
+    return fmaxf(a, b);
+}
+__device__ static inline double larger(double a, double b) {
+    return fmax(a, b);
+}
 
 // Has a CPU fetch the cache line of p; a GPU has other warps to run while one waits.
-__device__ __forceinline__ void prefetch(const void *) {}
+__device__ __forceinline__ void prefetch(const void *) {
+}
 
-// Returns the sum or the largest of a full warp's 32 values to every lane, in an order that never changes.
+// Returns the sum or the largest of a full warp's 32 values to every lane, in an order that
+// never changes.
 template <bool SUM, class T>
 __device__ static inline T warp_reduce(T x) {
     for (int offset = 16; offset > 0; offset /= 2) {
@@ -102,11 +128,17 @@ __device__ static inline T warp_reduce(T x) {
     return x;
 }
 #endif
-template <class T> __device__ static inline T warp_sum(T x) { return warp_reduce<true>(x); }
-template <class T> __device__ static inline T warp_max(T x) { return warp_reduce<false>(x); }
+template <class T>
+__device__ static inline T warp_sum(T x) {
+    return warp_reduce<true>(x);
+}
+template <class T>
+__device__ static inline T warp_max(T x) {
+    return warp_reduce<false>(x);
+}
 
-// The same over a block of full warps: each warp, then the warps in their order. Ends with a barrier, so that the next
-// call may follow at once.
+// The same over a block of full warps: each warp, then the warps in their order. Ends with
+// a barrier, so that the next call may follow at once.
 template <bool SUM, class T>
 __device__ static inline T block_reduce(T x) {
     __shared__ T of_warp[32];
@@ -116,11 +148,18 @@ __device__ static inline T block_reduce(T x) {
     if (thread % 32 == 0) of_warp[thread / 32] = x;
     __syncthreads();
     T total = of_warp[0];
-    for (unsigned w = 1; w < warps; w++) total = SUM ? total + of_warp[w] : larger(total, of_warp[w]);
+    for (unsigned w = 1; w < warps; w++)
+        total = SUM ? total + of_warp[w] : larger(total, of_warp[w]);
     __syncthreads();
     return total;
 }
-template <class T> __device__ static inline T block_sum(T x) { return block_reduce<true>(x); }
-template <class T> __device__ static inline T block_max(T x) { return block_reduce<false>(x); }
+template <class T>
+__device__ static inline T block_sum(T x) {
+    return block_reduce<true>(x);
+}
+template <class T>
+__device__ static inline T block_max(T x) {
+    return block_reduce<false>(x);
+}
 
 #endif

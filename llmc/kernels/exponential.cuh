@@ -1,4 +1,5 @@
-// exponential.cuh: exponentials of a GPU's hardware. Those of a CPU are in llmc/cpu/vectors.h.
+// exponential.cuh: exponentials of a GPU's hardware. Those of a CPU are in
+// llmc/cpu/vectors.h.
 //
 // defines: exponential, exponential_fast, exponential2
 #ifndef LLMC_EXPONENTIAL_CUH
@@ -9,9 +10,11 @@
 #include "llmc/kernels/cuda_common.cuh"
 
 #ifdef __CUDACC__
-// Returns exp(x) to about one unit in the last place, but 0 below e^-80, which is nothing beside 1 or the sum of a
-// softmax: a CPU is slow at subnormal numbers. NaN stays.
-__device__ __forceinline__ float exponential(float x) { return x < -80.0f ? 0.0f : expf(x); }
+// Returns exp(x) to about one unit in the last place, but 0 below e^-80, which is nothing
+// beside 1 or the sum of a softmax: a CPU is slow at subnormal numbers. NaN stays.
+__device__ __forceinline__ float exponential(float x) {
+    return x < -80.0f ? 0.0f : expf(x);
+}
 
 // Returns 2^x to about two units in the last place; subnormal results are 0.
 __device__ __forceinline__ float exponential2(float x) {
@@ -20,9 +23,11 @@ __device__ __forceinline__ float exponential2(float x) {
     return y;
 }
 
-// Returns exp(x) in two instructions, to about 2 + |x| units in the last place; subnormal results are 0. For
-// probabilities p = exp(x): the error is |x| p, small where p is.
-__device__ __forceinline__ float exponential_fast(float x) { return exponential2(x * 1.44269504f); }
+// Returns exp(x) in two instructions, to about 2 + |x| units in the last place; subnormal
+// results are 0. For probabilities p = exp(x): the error is |x| p, small where p is.
+__device__ __forceinline__ float exponential_fast(float x) {
+    return exponential2(x * 1.44269504f);
+}
 #endif
 
 #endif

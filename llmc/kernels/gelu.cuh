@@ -1,7 +1,8 @@
-// gelu.cuh: the activation of GPT-2's MLP, in its tanh form: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715
-// x^3))).
+// gelu.cuh: the activation of GPT-2's MLP, in its tanh form: 0.5 x (1 + tanh(sqrt(2 / pi)
+// (x + 0.044715 x^3))).
 //
-// defines: gelu_exp, gelu_divide, gelu, gelu_gradient (of one float, for other kernels), gelu_forward, gelu_backward
+// defines: gelu_exp, gelu_divide, gelu, gelu_gradient (of one float, for other kernels),
+//          gelu_forward, gelu_backward
 #ifndef LLMC_GELU_CUH
 #define LLMC_GELU_CUH
 
@@ -9,11 +10,13 @@
 #include "llmc/kernels/exponential.cuh"
 #include "llmc/kernels/packs.cuh"
 
-// (1 + tanh(u)) / 2 is 1 / (1 + exp(-2u)): one exponential, and no cancellation where tanh is near -1.
+// (1 + tanh(u)) / 2 is 1 / (1 + exp(-2u)): one exponential, and no cancellation where tanh
+// is near -1.
 #define GELU_SCALE 1.59576912f  // 2 sqrt(2 / pi)
 #define GELU_CUBIC 0.044715f
 
-// exp(x) and x / y for results that are rounded to bf16: on a GPU with errors in the last bits, in a few instructions.
+// exp(x) and x / y for results that are rounded to bf16: on a GPU with errors in the last
+// bits, in a few instructions.
 __device__ __forceinline__ float gelu_exp(float x) {
     return sizeof(floatX) == 2 ? exponential_fast(x) : exponential(x);
 }
@@ -21,7 +24,8 @@ __device__ __forceinline__ float gelu_divide(float x, float y) {
     return sizeof(floatX) == 2 ? __fdividef(x, y) : x / y;
 }
 
-// gelu(x): x / (1 + exp(-2u)). The exponential may become infinite, and the result is then 0 or -0.
+// gelu(x): x / (1 + exp(-2u)). The exponential may become infinite, and the result is then
+// 0 or -0.
 __device__ __forceinline__ float gelu(float x) {
     float u2 = GELU_SCALE * x * (1.0f + GELU_CUBIC * x * x);
     return gelu_divide(x, 1.0f + gelu_exp(-u2));
@@ -29,7 +33,8 @@ __device__ __forceinline__ float gelu(float x) {
 
 // Derivative of gelu at x.
 __device__ __forceinline__ float gelu_gradient(float x) {
-    // Beyond 10 it is 0 or 1 to the last bit; the clamp keeps infinity times zero away, and NaN passes.
+    // Beyond 10 it is 0 or 1 to the last bit; the clamp keeps infinity times zero away, and
+    // NaN passes.
     x = fabsf(x) > 10.0f ? copysignf(10.0f, x) : x;
     float square = GELU_CUBIC * x * x;
     float e = gelu_exp(-GELU_SCALE * x * (1.0f + square));
@@ -50,37 +55,46 @@ __global__ void __launch_bounds__(ELEMENT_THREADS)
 }
 
 // out[n] = gelu(inp[n]); out may be inp.
-static inline void gelu_forward(floatX *out, const floatX *inp, size_t n, cudaStream_t stream) {
+static inline void gelu_forward(floatX *out, const floatX *inp, size_t n,
+                                cudaStream_t stream) {
     kernel_cost(KERNEL_EXPONENTIAL, n, 2 * sizeof(floatX), 9);
     by_packs<ELEMENT_PACK>(n, [&](auto W) {
-        LAUNCH(gelu_forward_kernel<W>, element_blocks(n), ELEMENT_THREADS, stream)(out, inp, n);
+        LAUNCH(gelu_forward_kernel<W>, element_blocks(n), ELEMENT_THREADS, stream)
+        (out, inp, n);
     });
 }
 
-static constexpr size_t GELU_BATCH = ROW_LANES > 1 ? 2 : 1;  // rows that a thread reads before it writes them
+static constexpr size_t GELU_BATCH =
+    ROW_LANES > 1 ? 2 : 1;  // rows that a thread reads before it writes them
 
-// dinp[N,F] = dout * gelu'(inp), and of its columns as stored the sums over a chunk's rows, as bias_partial_kernel.
+// dinp[N,F] = dout * gelu'(inp), and of its columns as stored the sums over a chunk's rows,
+// as bias_partial_kernel.
 template <int W>
 __global__ void __launch_bounds__(BIAS_THREADS)
-    gelu_backward_kernel(floatX *dinp, float *partial, const floatX *dout, const floatX *inp, size_t N, size_t F,
-                     size_t chunk_rows) {
+    gelu_backward_kernel(floatX *dinp, float *partial, const floatX *dout,
+                         const floatX *inp, size_t N, size_t F, size_t chunk_rows) {
     size_t col = ((size_t)blockIdx.x * BIAS_THREADS + threadIdx.x) * W;
     if (col >= F) return;
-    size_t begin = blockIdx.y * chunk_rows, end = begin + chunk_rows < N ? begin + chunk_rows : N;
+    size_t begin = blockIdx.y * chunk_rows,
+           end = begin + chunk_rows < N ? begin + chunk_rows : N;
     float sum[W] = {0.0f}, x[GELU_BATCH][W], d[GELU_BATCH][W];
     for (size_t row = begin; row < end; row += GELU_BATCH) {
         UNROLL
-        for (size_t r = 0; r < GELU_BATCH; r++) {  // dinp may be dout: all reads before the writes
+        for (size_t r = 0; r < GELU_BATCH;
+             r++) {  // dinp may be dout: all reads before the writes
             if (row + r >= end) break;
-            const floatX *x_at = inp + (row + r) * F + col, *d_at = dout + (row + r) * F + col;
-            prefetch(x_at + 4 * W), prefetch(d_at + 4 * W);  // for the threads of the next columns
+            const floatX *x_at = inp + (row + r) * F + col,
+                         *d_at = dout + (row + r) * F + col;
+            prefetch(x_at + 4 * W);
+            prefetch(d_at + 4 * W);  // for the threads of the next columns
             load_floats<W>(x[r], x_at);
             load_floats<W>(d[r], d_at);
         }
         UNROLL
         for (size_t r = 0; r < GELU_BATCH; r++) {
             if (row + r >= end) break;
-            for (int k = 0; k < W; k++) d[r][k] = to_float(from_float<floatX>(d[r][k] * gelu_gradient(x[r][k])));
+            for (int k = 0; k < W; k++)
+                d[r][k] = to_float(from_float<floatX>(d[r][k] * gelu_gradient(x[r][k])));
             store_floats<W>(dinp + (row + r) * F + col, d[r]);
             for (int k = 0; k < W; k++) sum[k] += d[r][k];
         }
@@ -88,15 +102,18 @@ __global__ void __launch_bounds__(BIAS_THREADS)
     store_floats<W>(partial + blockIdx.y * F + col, sum);
 }
 
-// dinp[N,F] = dout * gelu'(inp), and dbias[F] = or += the sums of its columns, with the bits of bias_backward. dbias is
-// the gradient of the bias that was added to inp. dinp may be dout. scratch: bias_backward_scratch(N, F) floats.
-static inline void gelu_backward(floatX *dinp, float *dbias, float *scratch, const floatX *dout,
-                                 const floatX *inp, size_t N, size_t F, bool accumulate, cudaStream_t stream) {
+// dinp[N,F] = dout * gelu'(inp), and dbias[F] = or += the sums of its columns, with the
+// bits of bias_backward. dbias is the gradient of the bias that was added to inp. dinp may
+// be dout. scratch: bias_backward_scratch(N, F) floats.
+static inline void gelu_backward(floatX *dinp, float *dbias, float *scratch,
+                                 const floatX *dout, const floatX *inp, size_t N, size_t F,
+                                 bool accumulate, cudaStream_t stream) {
     kernel_cost(KERNEL_EXPONENTIAL, N * F, 3 * sizeof(floatX), 18);
     size_t chunk_rows = bias_chunk_rows(N), chunks = CEIL_DIV(N, chunk_rows);
     by_packs<ELEMENT_PACK>(F, [&](auto W) {
         dim3 grid((unsigned)CEIL_DIV(F, (size_t)BIAS_THREADS * W), (unsigned)chunks);
-        LAUNCH(gelu_backward_kernel<W>, grid, BIAS_THREADS, stream)(dinp, scratch, dout, inp, N, F, chunk_rows);
+        LAUNCH(gelu_backward_kernel<W>, grid, BIAS_THREADS, stream)
+        (dinp, scratch, dout, inp, N, F, chunk_rows);
     });
     column_sums(dbias, NULL, scratch, chunks, F, F, accumulate, stream);
 }

@@ -1,16 +1,20 @@
 // moe.cuh: a mixture of experts but for the experts themselves, which are matrix products.
 // lesson: moe
 //
-// Each token goes to the k of E experts of which its router thinks most; its result is the sum of theirs, each times
-// its probability (Switch Transformer, Fedus et al. 2021, with k experts instead of one). An expert has `slots` places
-// for a sequence, given to tokens in their order: so no token depends on later ones, and who is dropped depends neither
-// on other sequences nor on the layout. A dropped choice adds nothing: the residual stream carries the token on.
+// Each token goes to the k of E experts of which its router thinks most; its result is the
+// sum of theirs, each times its probability (Switch Transformer, Fedus et al. 2021, with k
+// experts instead of one). An expert has `slots` places for a sequence, given to tokens in
+// their order: so no token depends on later ones, and who is dropped depends neither on
+// other sequences nor on the layout. A dropped choice adds nothing: the residual stream
+// carries the token on.
 //
-// Rows of experts are (E, B, slots, C): contiguous for each expert. Empty places are zeros, and stay so in backward.
-// The router is fp32 whatever floatX is. Equal logits: the expert with the lower number.
+// Rows of experts are (E, B, slots, C): contiguous for each expert. Empty places are zeros,
+// and stay so in backward. The router is fp32 whatever floatX is. Equal logits: the expert
+// with the lower number.
 //
-// defines: Moe, Routing, moe_capacity, moe_rows, take_routing, moe_route, moe_gather, moe_combine, moe_statistics,
-//          moe_statistics_count, moe_backward_router, moe_backward_input, moe_backward_weight
+// defines: Moe, Routing, moe_capacity, moe_rows, take_routing, moe_route, moe_gather,
+//          moe_combine, moe_statistics, moe_statistics_count, moe_backward_router,
+//          moe_backward_input, moe_backward_weight
 #ifndef LLMC_MOE_CUH
 #define LLMC_MOE_CUH
 
@@ -31,35 +35,46 @@ typedef struct {
 
 // Where the tokens of one layer and micro-batch go.
 typedef struct {
-    float *probs;        // (N, E) of the router
-    float *lse;          // (N) log-sum-exp of its logits
-    size_t *choice;      // (N, k) experts, the most probable first
-    size_t *place;       // (N, k) row of the token's copy among those of the experts, or MOE_NONE
-    size_t *source;      // (E, B, slots) the copy in a place, as an element of choice, or MOE_NONE
-    size_t *tokens;      // (B, E) tokens that chose an expert, dropped ones included
-    float *mass;         // (B, E) the sum of its probabilities
+    float *probs;    // (N, E) of the router
+    float *lse;      // (N) log-sum-exp of its logits
+    size_t *choice;  // (N, k) experts, the most probable first
+    size_t
+        *place;  // (N, k) row of the token's copy among those of the experts, or MOE_NONE
+    size_t
+        *source;  // (E, B, slots) the copy in a place, as an element of choice, or MOE_NONE
+    size_t *tokens;  // (B, E) tokens that chose an expert, dropped ones included
+    float *mass;     // (B, E) the sum of its probabilities
 } Routing;
 
-// Returns the places of a sequence in each expert: ceil(factor T k / E), and no more than the T that can be needed.
+// Returns the places of a sequence in each expert: ceil(factor T k / E), and no more than
+// the T that can be needed.
 static inline size_t moe_capacity(double factor, size_t T, size_t k, size_t E) {
     double wanted = ceil(factor * (double)T * (double)k / (double)E);
     return wanted < (double)T ? (size_t)wanted : T;
 }
 
 // Returns the rows of all experts together.
-static inline size_t moe_rows(const Moe &moe, size_t B) { return moe.E * B * moe.slots; }
+static inline size_t moe_rows(const Moe &moe, size_t B) {
+    return moe.E * B * moe.slots;
+}
 
-static inline void take_routing(Arena *arena, Routing *r, const Moe &moe, size_t B, size_t T) {
+static inline void take_routing(Arena *arena, Routing *r, const Moe &moe, size_t B,
+                                size_t T) {
     size_t N = B * T;
-    take(arena, r->probs, N * moe.E), take(arena, r->lse, N);
-    take(arena, r->choice, N * moe.k), take(arena, r->place, N * moe.k);
-    take(arena, r->source, moe_rows(moe, B)), take(arena, r->tokens, B * moe.E), take(arena, r->mass, B * moe.E);
+    take(arena, r->probs, N * moe.E);
+    take(arena, r->lse, N);
+    take(arena, r->choice, N * moe.k);
+    take(arena, r->place, N * moe.k);
+    take(arena, r->source, moe_rows(moe, B));
+    take(arena, r->tokens, B * moe.E);
+    take(arena, r->mass, B * moe.E);
 }
 
 // A warp per token; its first lane takes the softmax and chooses.
 template <int W>
 __global__ void __launch_bounds__(ROW_THREADS, 1)
-    moe_router_kernel(Routing r, const floatX *x, const floatX *weight, size_t N, size_t C, size_t E, size_t k) {
+    moe_router_kernel(Routing r, const floatX *x, const floatX *weight, size_t N, size_t C,
+                      size_t E, size_t k) {
     size_t n = block_row();
     if (n >= N) return;
     Share s = row_share(C / W);
@@ -90,13 +105,16 @@ __global__ void __launch_bounds__(ROW_THREADS, 1)
     r.lse[n] = max + logf(sum);
 }
 
-// A warp per sequence and expert, whose lanes take a piece of the sequence each: they count, then give places.
-__global__ void __launch_bounds__(ROW_THREADS, 1) moe_place_kernel(Routing r, Moe moe, size_t B, size_t T) {
+// A warp per sequence and expert, whose lanes take a piece of the sequence each: they
+// count, then give places.
+__global__ void __launch_bounds__(ROW_THREADS, 1)
+    moe_place_kernel(Routing r, Moe moe, size_t B, size_t T) {
     size_t pair = block_row(), lane = row_lane(), k = moe.k;
     if (pair >= B * moe.E) return;
-    size_t b = pair / moe.E, e = pair % moe.E, piece = CEIL_DIV(T, (size_t)ROW_LANES), count = 0;
-    size_t begin = b * T + (lane * piece < T ? lane * piece : T), end = begin + piece < (b + 1) * T ? begin + piece
-                                                                                                    : (b + 1) * T;
+    size_t b = pair / moe.E, e = pair % moe.E, piece = CEIL_DIV(T, (size_t)ROW_LANES),
+           count = 0;
+    size_t begin = b * T + (lane * piece < T ? lane * piece : T),
+           end = begin + piece < (b + 1) * T ? begin + piece : (b + 1) * T;
     size_t *source = r.source + (e * B + b) * moe.slots;
     float mass = 0.0f;
     for (size_t n = begin; n < end; n++) {
@@ -110,29 +128,36 @@ __global__ void __launch_bounds__(ROW_THREADS, 1) moe_place_kernel(Routing r, Mo
         if (place < moe.slots) source[place] = i;
         place++;
     }
-    size_t all = ROW_LANES == 1 ? place : (size_t)__shfl_sync(0xFFFFFFFFu, (unsigned)place, 31);
+    size_t all = ROW_LANES == 1 ? place
+                                : (size_t)__shfl_sync(0xFFFFFFFFu, (unsigned)place, 31);
     for (size_t i = all + lane; i < moe.slots; i += ROW_LANES) source[i] = MOE_NONE;
     mass = row_sum(mass);
-    if (lane == 0) r.tokens[pair] = all, r.mass[pair] = mass;
+    if (lane == 0) {
+        r.tokens[pair] = all;
+        r.mass[pair] = mass;
+    }
 }
 
 // Routes x (N, C) by weight (E, C).
-static inline void moe_route(const Routing &r, const floatX *x, const floatX *weight, const Moe &moe, size_t B,
-                             size_t T, size_t C, cudaStream_t stream) {
+static inline void moe_route(const Routing &r, const floatX *x, const floatX *weight,
+                             const Moe &moe, size_t B, size_t T, size_t C,
+                             cudaStream_t stream) {
     size_t N = B * T;
     kernel_cost(KERNEL_ELEMENTWISE, N * C, sizeof(floatX), 2.0 * (double)moe.E);
     by_packs(C, [&](auto W) {
         LAUNCH(moe_router_kernel<W>, row_blocks(N), ROW_THREADS, stream)
         (r, x, weight, N, C, moe.E, moe.k);
     });
-    kernel_cost(KERNEL_ELEMENTWISE, N * moe.E, (double)(moe.k * sizeof(size_t) + sizeof(float)), 1);
+    kernel_cost(KERNEL_ELEMENTWISE, N * moe.E,
+                (double)(moe.k * sizeof(size_t) + sizeof(float)), 1);
     LAUNCH(moe_place_kernel, row_blocks(B * moe.E), ROW_THREADS, stream)(r, moe, B, T);
 }
 
 // A warp per place.
 template <int W>
 __global__ void __launch_bounds__(ROW_THREADS, 1)
-    moe_gather_kernel(floatX *rows, const floatX *x, Routing r, Moe moe, size_t count, size_t C, bool weighted) {
+    moe_gather_kernel(floatX *rows, const floatX *x, Routing r, Moe moe, size_t count,
+                      size_t C, bool weighted) {
     size_t row = block_row();
     if (row >= count) return;
     size_t i = r.source[row];
@@ -147,10 +172,12 @@ __global__ void __launch_bounds__(ROW_THREADS, 1)
     }
 }
 
-// rows (E, B, slots, C) = each place's token of x (N, C); weighted: times the probability of its expert, which makes of
-// the gradient of moe_combine's result that of the experts' results.
-static inline void moe_gather(floatX *rows, const floatX *x, const Routing &r, const Moe &moe, size_t B, size_t C,
-                              bool weighted, cudaStream_t stream) {
+// rows (E, B, slots, C) = each place's token of x (N, C); weighted: times the probability
+// of its expert, which makes of the gradient of moe_combine's result that of the experts'
+// results.
+static inline void moe_gather(floatX *rows, const floatX *x, const Routing &r,
+                              const Moe &moe, size_t B, size_t C, bool weighted,
+                              cudaStream_t stream) {
     size_t count = moe_rows(moe, B);
     kernel_cost(KERNEL_ELEMENTWISE, count * C, 2 * sizeof(floatX), 1);
     by_packs(C, [&](auto W) {
@@ -162,8 +189,8 @@ static inline void moe_gather(floatX *rows, const floatX *x, const Routing &r, c
 // A warp per token.
 template <int W>
 __global__ void __launch_bounds__(ROW_THREADS, 1)
-    moe_combine_kernel(floatX *out, const floatX *residual, const floatX *rows, Routing r, Moe moe, size_t N, size_t C,
-                       Dropout drop) {
+    moe_combine_kernel(floatX *out, const floatX *residual, const floatX *rows, Routing r,
+                       Moe moe, size_t N, size_t C, Dropout drop) {
     size_t n = block_row();
     if (n >= N) return;
     Share s = row_share(C / W);
@@ -182,10 +209,13 @@ __global__ void __launch_bounds__(ROW_THREADS, 1)
     }
 }
 
-// out (N, C) = residual + mask * the sum of each token's experts, as their rows have them, times their probabilities.
-static inline void moe_combine(floatX *out, const floatX *residual, const floatX *rows, const Routing &r,
-                               const Moe &moe, size_t N, size_t C, cudaStream_t stream, Dropout drop) {
-    kernel_cost(KERNEL_RESIDUAL, N * C, (double)(2 + moe.k) * sizeof(floatX), 2.0 * (double)moe.k);
+// out (N, C) = residual + mask * the sum of each token's experts, as their rows have them,
+// times their probabilities.
+static inline void moe_combine(floatX *out, const floatX *residual, const floatX *rows,
+                               const Routing &r, const Moe &moe, size_t N, size_t C,
+                               cudaStream_t stream, Dropout drop) {
+    kernel_cost(KERNEL_RESIDUAL, N * C, (double)(2 + moe.k) * sizeof(floatX),
+                2.0 * (double)moe.k);
     by_packs(C, [&](auto W) {
         LAUNCH(moe_combine_kernel<W>, row_blocks(N), ROW_THREADS, stream)
         (out, residual, rows, r, moe, N, C, drop);
@@ -193,23 +223,27 @@ static inline void moe_combine(floatX *out, const floatX *residual, const floatX
 }
 
 // Elements of the statistics of a layer.
-static inline size_t moe_statistics_count(const Moe &moe) { return 3 * moe.E; }
+static inline size_t moe_statistics_count(const Moe &moe) {
+    return 3 * moe.E;
+}
 
 // A thread per expert.
-static __global__ void moe_statistics_kernel(double *sums, Routing r, Moe moe, size_t B, size_t T) {
+static __global__ void moe_statistics_kernel(double *sums, Routing r, Moe moe, size_t B,
+                                             size_t T) {
     size_t e = threadIdx.x, E = moe.E;
     for (size_t b = 0; b < B; b++) {
         double tokens = (double)r.tokens[b * E + e], slots = (double)moe.slots;
         sums[e] += tokens;
         sums[E + e] += tokens > slots ? tokens - slots : 0.0;
-        sums[2 * E + e] += (double)E * tokens / (double)(T * moe.k) * (double)r.mass[b * E + e];
+        sums[2 * E + e] += (double)E * tokens / (double)(T * moe.k) *
+                           (double)r.mass[b * E + e];
     }
 }
 
-// Adds to sums (3, E): tokens that chose an expert; dropped ones among them; its share of the balance loss, summed over
-// tokens and without its coefficient.
-static inline void moe_statistics(double *sums, const Routing &r, const Moe &moe, size_t B, size_t T,
-                                  cudaStream_t stream) {
+// Adds to sums (3, E): tokens that chose an expert; dropped ones among them; its share of
+// the balance loss, summed over tokens and without its coefficient.
+static inline void moe_statistics(double *sums, const Routing &r, const Moe &moe, size_t B,
+                                  size_t T, cudaStream_t stream) {
     kernel_cost(KERNEL_ELEMENTWISE, B * moe.E, 12, 1);
     LAUNCH(moe_statistics_kernel, 1, (unsigned)moe.E, stream)(sums, r, moe, B, T);
 }
@@ -217,8 +251,9 @@ static inline void moe_statistics(double *sums, const Routing &r, const Moe &moe
 // A warp per token: dlogits (N, E).
 template <int W>
 __global__ void __launch_bounds__(ROW_THREADS, 1)
-    moe_backward_router_kernel(float *dlogits, const floatX *dout, const floatX *rows, Routing r, Moe moe, float dloss,
-                               size_t N, size_t T, size_t C) {
+    moe_backward_router_kernel(float *dlogits, const floatX *dout, const floatX *rows,
+                               Routing r, Moe moe, float dloss, size_t N, size_t T,
+                               size_t C) {
     size_t n = block_row(), E = moe.E, lane = row_lane();
     if (n >= N) return;
     Share s = row_share(C / W);
@@ -241,18 +276,23 @@ __global__ void __launch_bounds__(ROW_THREADS, 1)
     }
     if (lane != 0) return;
     for (size_t e = 0; e < E; e++) mean += p[e] * d[e];
-    for (size_t e = 0; e < E; e++) d[e] = p[e] * (d[e] - mean + 2.0f * moe.z * r.lse[n] * dloss);
+    for (size_t e = 0; e < E; e++)
+        d[e] = p[e] * (d[e] - mean + 2.0f * moe.z * r.lse[n] * dloss);
 }
 
-// dlogits (N, E): the gradient of the router's logits, from dout (N, C), that of moe_combine's sum, and rows, the
-// experts' results; with it the gradients of the two losses, for a loss that is dloss times a sum over tokens. The
-// balance loss of a sequence is E times the sum over experts of f P, f the share of its choices, which has no gradient,
-// and P the mean probability (Fedus et al. 2021, equations 4 to 6). The z loss is lse squared (Zoph et al. 2022, 5).
-static inline void moe_backward_router(float *dlogits, const floatX *dout, const floatX *rows, const Routing &r,
-                                       const Moe &moe, float dloss, size_t B, size_t T, size_t C,
+// dlogits (N, E): the gradient of the router's logits, from dout (N, C), that of
+// moe_combine's sum, and rows, the experts' results; with it the gradients of the two
+// losses, for a loss that is dloss times a sum over tokens. The balance loss of a sequence
+// is E times the sum over experts of f P, f the share of its choices, which has no
+// gradient, and P the mean probability (Fedus et al. 2021, equations 4 to 6). The z loss is
+// lse squared (Zoph et al. 2022, 5).
+static inline void moe_backward_router(float *dlogits, const floatX *dout,
+                                       const floatX *rows, const Routing &r, const Moe &moe,
+                                       float dloss, size_t B, size_t T, size_t C,
                                        cudaStream_t stream) {
     size_t N = B * T;
-    kernel_cost(KERNEL_ELEMENTWISE, N * C, (double)(1 + moe.k) * sizeof(floatX), 2.0 * (double)moe.k);
+    kernel_cost(KERNEL_ELEMENTWISE, N * C, (double)(1 + moe.k) * sizeof(floatX),
+                2.0 * (double)moe.k);
     by_packs(C, [&](auto W) {
         LAUNCH(moe_backward_router_kernel<W>, row_blocks(N), ROW_THREADS, stream)
         (dlogits, dout, rows, r, moe, dloss, N, T, C);
@@ -262,8 +302,9 @@ static inline void moe_backward_router(float *dlogits, const floatX *dout, const
 // A warp per token.
 template <int W>
 __global__ void __launch_bounds__(ROW_THREADS, 1)
-    moe_backward_input_kernel(floatX *dx, const floatX *drows, const float *dlogits, const floatX *weight, Routing r,
-                              Moe moe, size_t N, size_t C) {
+    moe_backward_input_kernel(floatX *dx, const floatX *drows, const float *dlogits,
+                              const floatX *weight, Routing r, Moe moe, size_t N,
+                              size_t C) {
     size_t n = block_row();
     if (n >= N) return;
     Share s = row_share(C / W);
@@ -282,24 +323,30 @@ __global__ void __launch_bounds__(ROW_THREADS, 1)
     }
 }
 
-// dx (N, C): the gradient of the layer's input, from drows, those of the experts' inputs, and from the router's.
-static inline void moe_backward_input(floatX *dx, const floatX *drows, const float *dlogits, const floatX *weight,
-                                      const Routing &r, const Moe &moe, size_t N, size_t C, cudaStream_t stream) {
-    kernel_cost(KERNEL_ELEMENTWISE, N * C, (double)(1 + moe.k) * sizeof(floatX), (double)(moe.k + 2 * moe.E));
+// dx (N, C): the gradient of the layer's input, from drows, those of the experts' inputs,
+// and from the router's.
+static inline void moe_backward_input(floatX *dx, const floatX *drows, const float *dlogits,
+                                      const floatX *weight, const Routing &r,
+                                      const Moe &moe, size_t N, size_t C,
+                                      cudaStream_t stream) {
+    kernel_cost(KERNEL_ELEMENTWISE, N * C, (double)(1 + moe.k) * sizeof(floatX),
+                (double)(moe.k + 2 * moe.E));
     by_packs(C, [&](auto W) {
         LAUNCH(moe_backward_input_kernel<W>, row_blocks(N), ROW_THREADS, stream)
         (dx, drows, dlogits, weight, r, moe, N, C);
     });
 }
 
-// A thread per W elements of the weight's gradient and chunk of the rows, as bias_partial_kernel.
+// A thread per W elements of the weight's gradient and chunk of the rows, as
+// bias_partial_kernel.
 template <int W>
 __global__ void __launch_bounds__(BIAS_THREADS)
-    moe_weight_kernel(float *partial, const float *dlogits, const floatX *x, size_t N, size_t C, size_t E,
-                      size_t chunk_rows) {
+    moe_weight_kernel(float *partial, const float *dlogits, const floatX *x, size_t N,
+                      size_t C, size_t E, size_t chunk_rows) {
     size_t at = ((size_t)blockIdx.x * BIAS_THREADS + threadIdx.x) * W, e = at / C;
     if (at >= E * C) return;
-    size_t begin = blockIdx.y * chunk_rows, end = begin + chunk_rows < N ? begin + chunk_rows : N;
+    size_t begin = blockIdx.y * chunk_rows,
+           end = begin + chunk_rows < N ? begin + chunk_rows : N;
     float sum[W] = {0.0f}, a[W];
     for (size_t n = begin; n < end; n++) {
         load_floats<W>(a, x + n * C + at % C);
@@ -308,14 +355,17 @@ __global__ void __launch_bounds__(BIAS_THREADS)
     store_floats<W>(partial + blockIdx.y * E * C + at, sum);
 }
 
-// dweight (E, C) = or += dlogits (N, E)^T x (N, C). scratch: bias_backward_scratch(N, E * C) floats.
-static inline void moe_backward_weight(float *dweight, float *scratch, const float *dlogits, const floatX *x,
-                                       size_t N, size_t C, size_t E, bool accumulate, cudaStream_t stream) {
+// dweight (E, C) = or += dlogits (N, E)^T x (N, C). scratch: bias_backward_scratch(N, E *
+// C) floats.
+static inline void moe_backward_weight(float *dweight, float *scratch, const float *dlogits,
+                                       const floatX *x, size_t N, size_t C, size_t E,
+                                       bool accumulate, cudaStream_t stream) {
     size_t chunk_rows = bias_chunk_rows(N), chunks = CEIL_DIV(N, chunk_rows);
     kernel_cost(KERNEL_ELEMENTWISE, N * C, sizeof(floatX), 2.0 * (double)E);
     by_packs(C, [&](auto W) {
         dim3 grid((unsigned)CEIL_DIV(E * C, (size_t)BIAS_THREADS * W), (unsigned)chunks);
-        LAUNCH(moe_weight_kernel<W>, grid, BIAS_THREADS, stream)(scratch, dlogits, x, N, C, E, chunk_rows);
+        LAUNCH(moe_weight_kernel<W>, grid, BIAS_THREADS, stream)
+        (scratch, dlogits, x, N, C, E, chunk_rows);
     });
     column_sums(dweight, NULL, scratch, chunks, E * C, E * C, accumulate, stream);
 }

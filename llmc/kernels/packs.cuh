@@ -1,10 +1,11 @@
 // packs.cuh: elements moved by packs of 16 bytes, as floats.
 //
-// Kernels are templates over W, the elements of a step: x128::size if the row length is a multiple of it, else 1. All
-// arrays begin at multiples of 16 bytes. ELEMENT_PACK is longer on a CPU: a vector register.
+// Kernels are templates over W, the elements of a step: x128::size if the row length is a
+// multiple of it, else 1. All arrays begin at multiples of 16 bytes. ELEMENT_PACK is longer
+// on a CPU: a vector register.
 //
-// defines: Packed128 as x128 and f128, load128, store128, unpack, load_floats, store_floats, sum_of, max_of,
-//          ELEMENT_PACK, by_packs
+// defines: Packed128 as x128 and f128, load128, store128, unpack, load_floats,
+//          store_floats, sum_of, max_of, ELEMENT_PACK, by_packs
 #ifndef LLMC_PACKS_CUH
 #define LLMC_PACKS_CUH
 
@@ -47,16 +48,20 @@ __device__ static __forceinline__ void store128(T *p, const Packed128<T> &pack) 
 }
 
 #ifdef __CUDACC__
-__device__ static __forceinline__ void cpu_check_aligned(const void *) {}  // a GPU faults
+__device__ static __forceinline__ void cpu_check_aligned(const void *) {
+}  // a GPU faults
 #endif
 
 static constexpr int ELEMENT_PACK = ROW_LANES > 1 ? (int)x128::size : 16;
 
-// Calls launch with the constant PACK if rows of n elements consist of whole packs, else with 1.
+// Calls launch with the constant PACK if rows of n elements consist of whole packs, else
+// with 1.
 template <int PACK = (int)x128::size, class Launch>
 static inline void by_packs(size_t n, Launch launch) {
-    if (n % PACK == 0) launch(std::integral_constant<int, PACK>());
-    else launch(std::integral_constant<int, 1>());
+    if (n % PACK == 0)
+        launch(std::integral_constant<int, PACK>());
+    else
+        launch(std::integral_constant<int, 1>());
 }
 
 template <typename T>
@@ -71,7 +76,9 @@ __device__ __forceinline__ Packed128<T> pack_floats(const float *in) {
 }
 #ifndef __CUDACC__  // a CPU is slow at eight bfloat16 one by one
 template <>
-inline void unpack(float *out, const Packed128<__nv_bfloat16> &pack) { bf16x8_to_float(out, &pack.v[0].__x); }
+inline void unpack(float *out, const Packed128<__nv_bfloat16> &pack) {
+    bf16x8_to_float(out, &pack.v[0].__x);
+}
 template <>
 inline Packed128<__nv_bfloat16> pack_floats<__nv_bfloat16>(const float *in) {
     Packed128<__nv_bfloat16> pack;
@@ -108,16 +115,24 @@ __device__ __forceinline__ void store_floats(T *p, const float (&in)[W]) {
     }
 }
 
-// Returns the sum or the largest of W numbers, by halves: W is a power of two. The largest passes over NaNs.
+// Returns the sum or the largest of W numbers, by halves: W is a power of two. The largest
+// passes over NaNs.
 template <bool SUM, int W, typename T>
 __device__ __forceinline__ T reduce_of(const T (&x)[W]) {
     T y[W];
     for (int k = 0; k < W; k++) y[k] = x[k];
     for (int half = W / 2; half > 0; half /= 2)
-        for (int k = 0; k < half; k++) y[k] = SUM ? y[k] + y[k + half] : larger(y[k], y[k + half]);
+        for (int k = 0; k < half; k++)
+            y[k] = SUM ? y[k] + y[k + half] : larger(y[k], y[k + half]);
     return y[0];
 }
-template <int W, typename T> __device__ __forceinline__ T sum_of(const T (&x)[W]) { return reduce_of<true, W>(x); }
-template <int W, typename T> __device__ __forceinline__ T max_of(const T (&x)[W]) { return reduce_of<false, W>(x); }
+template <int W, typename T>
+__device__ __forceinline__ T sum_of(const T (&x)[W]) {
+    return reduce_of<true, W>(x);
+}
+template <int W, typename T>
+__device__ __forceinline__ T max_of(const T (&x)[W]) {
+    return reduce_of<false, W>(x);
+}
 
 #endif

@@ -1,8 +1,9 @@
-// rope.cuh: rotary position embedding (RoFormer, Su et al. 2021), in place on the heads of q and k.
-// lesson: llama
+// rope.cuh: rotary position embedding (RoFormer, Su et al. 2021), in place on the heads of
+// q and k. lesson: llama
 //
-// Of a head's HS channels the first D are pairs (i, i + D/2), as Hugging Face has them. Pair i at position t turns by
-// an angle of which a table [T, D/2, 2] has cosine and sine. The gradient turns back: sign -1.
+// Of a head's HS channels the first D are pairs (i, i + D/2), as Hugging Face has them.
+// Pair i at position t turns by an angle of which a table [T, D/2, 2] has cosine and sine.
+// The gradient turns back: sign -1.
 //
 // defines: rope
 #ifndef LLMC_ROPE_CUH
@@ -10,12 +11,13 @@
 
 #include "llmc/kernels/packs.cuh"
 
-static constexpr unsigned ROPE_THREADS = 128, ROPE_ROWS = 8;  // a thread turns the same pairs of several rows
+static constexpr unsigned ROPE_THREADS = 128,
+                          ROPE_ROWS = 8;  // a thread turns the same pairs of several rows
 
 template <int W>
 __global__ void __launch_bounds__(ROPE_THREADS)
-    rope_kernel(floatX *x, const float *table, size_t N, size_t T, unsigned heads, unsigned HS, unsigned D,
-                size_t stride, float sign) {
+    rope_kernel(floatX *x, const float *table, size_t N, size_t T, unsigned heads,
+                unsigned HS, unsigned D, size_t stride, float sign) {
     unsigned packs = D / 2 / W, i = blockIdx.x * ROPE_THREADS + threadIdx.x;
     if (i >= heads * packs) return;
     unsigned c = i % packs * W;
@@ -35,14 +37,16 @@ __global__ void __launch_bounds__(ROPE_THREADS)
     }
 }
 
-// Turns the first `heads` heads of each row of x[N, stride], rows in sequences of T, by sign (1 or -1) times the angles
-// of table.
-static inline void rope(floatX *x, const float *table, size_t N, size_t T, size_t heads, size_t HS, size_t D,
-                        size_t stride, float sign, cudaStream_t stream) {
+// Turns the first `heads` heads of each row of x[N, stride], rows in sequences of T, by
+// sign (1 or -1) times the angles of table.
+static inline void rope(floatX *x, const float *table, size_t N, size_t T, size_t heads,
+                        size_t HS, size_t D, size_t stride, float sign,
+                        cudaStream_t stream) {
     kernel_cost(KERNEL_ELEMENTWISE, N * heads * D, 2 * sizeof(floatX), 3);
     bool whole = HS % x128::size == 0 && stride % x128::size == 0;
     by_packs(whole ? D / 2 : 1, [&](auto W) {
-        dim3 grid((unsigned)CEIL_DIV(heads * (D / 2 / W), (size_t)ROPE_THREADS), row_strides(N, ROPE_ROWS));
+        dim3 grid((unsigned)CEIL_DIV(heads * (D / 2 / W), (size_t)ROPE_THREADS),
+                  row_strides(N, ROPE_ROWS));
         LAUNCH(rope_kernel<W>, grid, ROPE_THREADS, stream)
         (x, table, N, T, (unsigned)heads, (unsigned)HS, (unsigned)D, stride, sign);
     });

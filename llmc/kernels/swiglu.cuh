@@ -1,7 +1,8 @@
-// swiglu.cuh: the activations of Llama's and Nemotron's MLPs: silu(gate) * up (Shazeer 2020), and relu(x)^2.
-// lesson: llama
+// swiglu.cuh: the activations of Llama's and Nemotron's MLPs: silu(gate) * up (Shazeer
+// 2020), and relu(x)^2. lesson: llama
 //
-// A row of the input is F gates, then the F channels that they multiply: one matrix product makes both.
+// A row of the input is F gates, then the F channels that they multiply: one matrix product
+// makes both.
 //
 // defines: swiglu_forward, swiglu_backward, relu2_forward, relu2_backward
 #ifndef LLMC_SWIGLU_CUH
@@ -9,9 +10,12 @@
 
 #include "llmc/kernels/gelu.cuh"
 
-static constexpr unsigned SWIGLU_THREADS = 128, SWIGLU_ROWS = 8;  // a thread takes the same columns of several rows
+static constexpr unsigned SWIGLU_THREADS = 128,
+                          SWIGLU_ROWS =
+                              8;  // a thread takes the same columns of several rows
 
-// out[N, F] = silu(gate) * up of inp[N, 2F]; with BACKWARD out[N, 2F], the gradients of gate and up from dout[N, F].
+// out[N, F] = silu(gate) * up of inp[N, 2F]; with BACKWARD out[N, 2F], the gradients of
+// gate and up from dout[N, F].
 template <int W, bool BACKWARD>
 __global__ void __launch_bounds__(SWIGLU_THREADS)
     swiglu_kernel(floatX *out, const floatX *dout, const floatX *inp, size_t N, size_t F) {
@@ -24,7 +28,10 @@ __global__ void __launch_bounds__(SWIGLU_THREADS)
         load_floats<W>(up, inp + n * 2 * F + F + c);
         if constexpr (BACKWARD) load_floats<W>(d, dout + n * F + c);
         for (int k = 0; k < W; k++) {
-            float g = gate[k] < -40.0f ? -40.0f : gate[k];  // below it all is nothing; keeps infinity times zero away
+            float g =
+                gate[k] < -40.0f
+                    ? -40.0f
+                    : gate[k];  // below it all is nothing; keeps infinity times zero away
             float e = gelu_exp(-g), s = gelu_divide(1.0f, 1.0f + e);
             // e s is 1 - s without the cancellation
             gate[k] = BACKWARD ? d[k] * up[k] * (s + g * s * (e * s)) : g * s * up[k];
@@ -36,23 +43,27 @@ __global__ void __launch_bounds__(SWIGLU_THREADS)
 }
 
 template <bool BACKWARD>
-static inline void swiglu_launch(floatX *out, const floatX *dout, const floatX *inp, size_t N, size_t F,
-                                 cudaStream_t stream) {
-    kernel_cost(KERNEL_EXPONENTIAL, N * F, (BACKWARD ? 5 : 3) * sizeof(floatX), BACKWARD ? 12 : 5);
+static inline void swiglu_launch(floatX *out, const floatX *dout, const floatX *inp,
+                                 size_t N, size_t F, cudaStream_t stream) {
+    kernel_cost(KERNEL_EXPONENTIAL, N * F, (BACKWARD ? 5 : 3) * sizeof(floatX),
+                BACKWARD ? 12 : 5);
     by_packs(F, [&](auto W) {
-        dim3 grid((unsigned)CEIL_DIV(F, (size_t)SWIGLU_THREADS * W), row_strides(N, SWIGLU_ROWS));
-        LAUNCH((swiglu_kernel<W, BACKWARD>), grid, SWIGLU_THREADS, stream)(out, dout, inp, N, F);
+        dim3 grid((unsigned)CEIL_DIV(F, (size_t)SWIGLU_THREADS * W),
+                  row_strides(N, SWIGLU_ROWS));
+        LAUNCH((swiglu_kernel<W, BACKWARD>), grid, SWIGLU_THREADS, stream)
+        (out, dout, inp, N, F);
     });
 }
 
 // out[N, F] = silu(gate) * up of inp[N, 2F]
-static inline void swiglu_forward(floatX *out, const floatX *inp, size_t N, size_t F, cudaStream_t stream) {
+static inline void swiglu_forward(floatX *out, const floatX *inp, size_t N, size_t F,
+                                  cudaStream_t stream) {
     swiglu_launch<false>(out, NULL, inp, N, F, stream);
 }
 
 // dinp[N, 2F] from dout[N, F] and forward's inp[N, 2F]
-static inline void swiglu_backward(floatX *dinp, const floatX *dout, const floatX *inp, size_t N, size_t F,
-                                   cudaStream_t stream) {
+static inline void swiglu_backward(floatX *dinp, const floatX *dout, const floatX *inp,
+                                   size_t N, size_t F, cudaStream_t stream) {
     swiglu_launch<true>(dinp, dout, inp, N, F, stream);
 }
 
@@ -74,15 +85,18 @@ __global__ void __launch_bounds__(ELEMENT_THREADS)
 }
 
 // dinp[n] = dout * 2 relu(inp); dinp may be dout.
-static inline void relu2_backward(floatX *dinp, const floatX *dout, const floatX *inp, size_t n, cudaStream_t stream) {
+static inline void relu2_backward(floatX *dinp, const floatX *dout, const floatX *inp,
+                                  size_t n, cudaStream_t stream) {
     kernel_cost(KERNEL_ELEMENTWISE, n, (dout ? 3 : 2) * sizeof(floatX), 2);
     by_packs(n, [&](auto W) {
-        LAUNCH(relu2_kernel<W>, element_blocks(n), ELEMENT_THREADS, stream)(dinp, dout, inp, n);
+        LAUNCH(relu2_kernel<W>, element_blocks(n), ELEMENT_THREADS, stream)
+        (dinp, dout, inp, n);
     });
 }
 
 // out[n] = relu(inp[n])^2
-static inline void relu2_forward(floatX *out, const floatX *inp, size_t n, cudaStream_t stream) {
+static inline void relu2_forward(floatX *out, const floatX *inp, size_t n,
+                                 cudaStream_t stream) {
     relu2_backward(out, NULL, inp, n, stream);
 }
 

@@ -1,4 +1,5 @@
-// cpu_queue.h: puts communication into the streams of the CPU stand-in, whose scheduler polls it.
+// cpu_queue.h: puts communication into the streams of the CPU stand-in, whose scheduler
+// polls it.
 #ifndef LLMC_MPI_CPU_QUEUE_H
 #define LLMC_MPI_CPU_QUEUE_H
 
@@ -8,14 +9,18 @@
 
 namespace nccl_mpi {
 
-inline std::vector<std::shared_ptr<Group>> queue_active() { return state().active; }
+inline std::vector<std::shared_ptr<Group>> queue_active() {
+    return state().active;
+}
 
 inline std::string queue_start() {
     cpu_stall_hook = give_up;
     return "";
 }
 
-inline bool is_device_memory(const void *p, size_t bytes) { return cpu_is_device_range(p, bytes); }
+inline bool is_device_memory(const void *p, size_t bytes) {
+    return cpu_is_device_range(p, bytes);
+}
 
 inline std::string queue_group(const std::shared_ptr<Group> &g) {
     state().active.push_back(g);

@@ -1,15 +1,19 @@
-// gpu_queue.h: puts communication into the streams of a real GPU, so that several ranks may share one (NCCL=mpi).
+// gpu_queue.h: puts communication into the streams of a real GPU, so that several ranks may
+// share one (NCCL=mpi).
 //
-// A group copies its operands into pinned host memory, raises a flag there, and lets its stream wait for another flag.
-// A helper thread sees the first flag, runs the MPI side, and raises the second; then the stream copies the result
-// back. For tests on one GPU, never for speed. Order, matching, strictness, bits and reports are as on the CPU.
+// A group copies its operands into pinned host memory, raises a flag there, and lets its
+// stream wait for another flag. A helper thread sees the first flag, runs the MPI side, and
+// raises the second; then the stream copies the result back. For tests on one GPU, never
+// for speed. Order, matching, strictness, bits and reports are as on the CPU.
 //
-// Why it cannot hang by itself: the streams write and await the flags (cuStreamWriteValue32, cuStreamWaitValue32), so a
-// waiting group holds no callback thread of the driver and no multiprocessor; the helper thread calls no CUDA function;
-// all pinned memory is allocated at the start, since a later allocation could wait for the streams. When that memory
-// (NCCL_MPI_PINNED_MIB, default 256) is in use, the host waits for the oldest group, as NCCL's does when its queue is
-// full. With more than 8 streams set CUDA_DEVICE_MAX_CONNECTIONS=32, or streams share a hardware queue and wait for
-// each other. MPI needs MPI_THREAD_MULTIPLE.
+// Why it cannot hang by itself: the streams write and await the flags
+// (cuStreamWriteValue32, cuStreamWaitValue32), so a waiting group holds no callback thread
+// of the driver and no multiprocessor; the helper thread calls no CUDA function; all pinned
+// memory is allocated at the start, since a later allocation could wait for the streams.
+// When that memory (NCCL_MPI_PINNED_MIB, default 256) is in use, the host waits for the
+// oldest group, as NCCL's does when its queue is full. With more than 8 streams set
+// CUDA_DEVICE_MAX_CONNECTIONS=32, or streams share a hardware queue and wait for each
+// other. MPI needs MPI_THREAD_MULTIPLE.
 #ifndef LLMC_MPI_GPU_QUEUE_H
 #define LLMC_MPI_GPU_QUEUE_H
 
@@ -98,7 +102,8 @@ inline bool driver_call(const char *name, FlagCall *call) {
     void *found = NULL;
     cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
 #if CUDART_VERSION >= 12050
-    cudaError_t error = cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &result);
+    cudaError_t error =
+        cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &result);
 #else
     cudaError_t error = cudaGetDriverEntryPoint(name, &found, cudaEnableDefault, &result);
 #endif
@@ -112,11 +117,14 @@ inline std::string queue_start() {
     if (q.pinned) return "";
     int level = 0;
     MPI_Query_thread(&level);
-    if (level < MPI_THREAD_MULTIPLE) return "NCCL over MPI on a GPU needs MPI_Init_thread with MPI_THREAD_MULTIPLE";
-    if (!driver_call("cuStreamWriteValue32", &q.write_flag) || !driver_call("cuStreamWaitValue32", &q.await_flag))
+    if (level < MPI_THREAD_MULTIPLE)
+        return "NCCL over MPI on a GPU needs MPI_Init_thread with MPI_THREAD_MULTIPLE";
+    if (!driver_call("cuStreamWriteValue32", &q.write_flag) ||
+        !driver_call("cuStreamWaitValue32", &q.await_flag))
         return "the CUDA driver has no cuStreamWaitValue32";
     q.bytes = (size_t)environment_number("NCCL_MPI_PINNED_MIB", 256) << 20;
-    if (cudaHostAlloc((void **)&q.pinned, q.bytes, cudaHostAllocPortable | cudaHostAllocMapped) != cudaSuccess) {
+    if (cudaHostAlloc((void **)&q.pinned, q.bytes,
+                      cudaHostAllocPortable | cudaHostAllocMapped) != cudaSuccess) {
         q.pinned = NULL;
         return "no pinned host memory left: lower NCCL_MPI_PINNED_MIB";
     }
@@ -133,11 +141,14 @@ inline void release_oldest(GpuQueue *q) {
 // Returns the next bytes of the pinned ring, NULL if it is smaller.
 inline char *take_pinned(GpuQueue *q, size_t bytes) {
     if (bytes > q->bytes) return NULL;
-    while (!q->regions.empty() && cudaEventQuery(q->regions.front().copied) == cudaSuccess) release_oldest(q);
+    while (!q->regions.empty() && cudaEventQuery(q->regions.front().copied) == cudaSuccess)
+        release_oldest(q);
     size_t begin = q->head + bytes <= q->bytes ? q->head : 0;
-    for (bool clear = false; !clear;) {  // waits for the oldest groups until the new part overlaps none
+    for (bool clear = false;
+         !clear;) {  // waits for the oldest groups until the new part overlaps none
         clear = true;
-        for (const GpuRegion &r : q->regions) clear = clear && (r.end <= begin || begin + bytes <= r.begin);
+        for (const GpuRegion &r : q->regions)
+            clear = clear && (r.end <= begin || begin + bytes <= r.begin);
         if (!clear) release_oldest(q);
     }
     q->head = begin + bytes;
@@ -145,7 +156,9 @@ inline char *take_pinned(GpuQueue *q, size_t bytes) {
     return q->pinned + begin;
 }
 
-inline size_t pad(size_t bytes) { return (bytes + 255) / 256 * 256; }
+inline size_t pad(size_t bytes) {
+    return (bytes + 255) / 256 * 256;
+}
 
 // Enqueues a group. Returns why it cannot be done, "" if it is.
 inline std::string queue_group(const std::shared_ptr<Group> &g) {
@@ -153,7 +166,9 @@ inline std::string queue_group(const std::shared_ptr<Group> &g) {
     size_t flag_bytes = pad(2 * sizeof(uint32_t)), total = flag_bytes;
     for (const Operation &op : g->ops) total += pad(op.reads) + pad(op.writes);
     char *block = take_pinned(&q, total), *at = block + flag_bytes;
-    if (!block) return "a group of " + std::to_string(total) + " bytes does not fit: raise NCCL_MPI_PINNED_MIB";
+    if (!block)
+        return "a group of " + std::to_string(total) +
+               " bytes does not fit: raise NCCL_MPI_PINNED_MIB";
     g->flags = (volatile uint32_t *)block;
     g->flags[0] = g->flags[1] = 0;
     std::vector<char *> results(g->ops.size());
@@ -163,7 +178,9 @@ inline std::string queue_group(const std::shared_ptr<Group> &g) {
     };
     for (size_t i = 0; i < g->ops.size(); i++) {
         Operation *op = &g->ops[i];
-        if (op->reads) note(cudaMemcpyAsync(at, op->send, op->reads, cudaMemcpyDeviceToHost, g->stream));
+        if (op->reads)
+            note(cudaMemcpyAsync(at, op->send, op->reads, cudaMemcpyDeviceToHost,
+                                 g->stream));
         results[i] = op->recv;
         op->send = at;
         op->recv = at + pad(op->reads);
@@ -174,11 +191,15 @@ inline std::string queue_group(const std::shared_ptr<Group> &g) {
         state().active.push_back(g);
     }
     q.filled.notify_one();
-    int refused = q.write_flag((CUstream)g->stream, (CUdeviceptr)&g->flags[1], 1, CU_STREAM_WRITE_VALUE_DEFAULT);
-    refused |= q.await_flag((CUstream)g->stream, (CUdeviceptr)g->flags, 1, CU_STREAM_WAIT_VALUE_GEQ);
+    int refused = q.write_flag((CUstream)g->stream, (CUdeviceptr)&g->flags[1], 1,
+                               CU_STREAM_WRITE_VALUE_DEFAULT);
+    refused |= q.await_flag((CUstream)g->stream, (CUdeviceptr)g->flags, 1,
+                            CU_STREAM_WAIT_VALUE_GEQ);
     for (size_t i = 0; i < g->ops.size(); i++) {
         const Operation *op = &g->ops[i];
-        if (op->writes) note(cudaMemcpyAsync(results[i], op->recv, op->writes, cudaMemcpyHostToDevice, g->stream));
+        if (op->writes)
+            note(cudaMemcpyAsync(results[i], op->recv, op->writes, cudaMemcpyHostToDevice,
+                                 g->stream));
     }
     note(cudaEventCreateWithFlags(&q.regions.back().copied, cudaEventDisableTiming));
     note(cudaEventRecord(q.regions.back().copied, g->stream));

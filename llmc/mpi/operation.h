@@ -1,5 +1,5 @@
-// operation.h: communicators, operations, messages and groups, the state that holds them, and the arithmetic of
-// reductions.
+// operation.h: communicators, operations, messages and groups, the state that holds them,
+// and the arithmetic of reductions.
 #ifndef LLMC_MPI_OPERATION_H
 #define LLMC_MPI_OPERATION_H
 
@@ -23,17 +23,18 @@
 // The virtual clock's part of a communicator and a group: see timing.h.
 #ifndef __CUDACC__
 struct CommClock {
-    std::vector<size_t> ranks;   // [size] ranks of the job
+    std::vector<size_t> ranks;  // [size] ranks of the job
     Placement place;
     size_t world;
-    double now;                  // ns: end of its last group
+    double now;  // ns: end of its last group
     unsigned epoch;
     std::vector<int> processes;  // of a simulation that are ranks of it
     int channel;                 // its number there
 };
 struct GroupClock {
-    double ready;                // ns at which the host enqueued it, then this rank was ready, at last all were
-    MPI_Request met;             // done when all are
+    double ready;     // ns at which the host enqueued it, then this rank was ready, at last
+                      // all were
+    MPI_Request met;  // done when all are
     CpuMoment end;
 };
 #else
@@ -44,26 +45,31 @@ struct GroupClock {};
 struct ncclComm {
     MPI_Comm mpi;
     int rank, size;
-    bool whole;                           // of all MPI ranks, made by ncclCommInitRank
+    bool whole;  // of all MPI ranks, made by ncclCommInitRank
     std::string name;
-    uint64_t issued, finished;            // groups; one runs at a time, in the order of issue
-    uint64_t collectives;                 // issued
-    std::map<size_t, uint64_t> uses;      // operations issued on each way: see way_of
+    uint64_t issued, finished;        // groups; one runs at a time, in the order of issue
+    uint64_t collectives;             // issued
+    std::map<size_t, uint64_t> uses;  // operations issued on each way: see way_of
     NcclMpiCounter counters[NCCL_MPI_OPS];  // since the start or the last reset
-    std::vector<int> ring;                // [size] ranks in the order of NCCL_ORDER's ring; empty: sums in rank order
+    std::vector<int>
+        ring;  // [size] ranks in the order of NCCL_ORDER's ring; empty: sums in rank order
     CommClock clock;
 };
 
 namespace nccl_mpi {
 
-// Repeats a call. Every message begins with its sender's, so that the receiver can compare it with its own.
+// Repeats a call. Every message begins with its sender's, so that the receiver can compare
+// it with its own.
 struct Header {
-    int32_t op, type, redop, root;  // NcclMpiOp; root of a broadcast, peer of a send or receive, else -1
-    uint64_t count, sequence;       // as in the call; its number among the collectives or the peer's messages
+    int32_t op, type, redop,
+        root;  // NcclMpiOp; root of a broadcast, peer of a send or receive, else -1
+    uint64_t count, sequence;  // as in the call; its number among the collectives or the
+                               // peer's messages
 };
 static_assert(sizeof(Header) == 32, "no padding between the fields, which travel as bytes");
 
-// A message from or to one rank. Phase 1 of an all-reduce, its results, starts after all messages of phase 0.
+// A message from or to one rank. Phase 1 of an all-reduce, its results, starts after all
+// messages of phase 0.
 struct Message {
     enum State { WAITING, POSTED, DONE };
     bool receive;
@@ -79,14 +85,15 @@ struct Operation {
     Header call;
     const char *send;
     char *recv;
-    size_t width;            // bytes of an element
-    size_t reads, writes;    // bytes at send and at recv
-    char *out;               // the part that this rank reduces
-    size_t elements;         // of it
-    int first;               // rank whose contribution the sum begins with
-    char *inputs;            // [size][elements]: the contributions to it, NULL if this rank reduces none
+    size_t width;          // bytes of an element
+    size_t reads, writes;  // bytes at send and at recv
+    char *out;             // the part that this rank reduces
+    size_t elements;       // of it
+    int first;             // rank whose contribution the sum begins with
+    char *inputs;  // [size][elements]: the contributions to it, NULL if this rank reduces
+                   // none
     int tag, phase;
-    double due;              // injected delay: earliest time to take the next message
+    double due;  // injected delay: earliest time to take the next message
     std::vector<Message> messages;
 };
 
@@ -98,13 +105,14 @@ struct Group {
     uint64_t turn;
     bool started, done;
     std::vector<Operation> ops;
-    volatile uint32_t *flags;  // of a GPU's queue: [0] raised by the result, [1] by the stream when it comes to it
+    volatile uint32_t *flags;  // of a GPU's queue: [0] raised by the result, [1] by the
+                               // stream when it comes to it
     GroupClock clock;
 };
 
-// Ends the job. The other ranks get `seconds` to print, and mpirun a moment to read our own output. Under Open MPI's
-// mpirun exiting is enough: it kills the others, whereas after MPI_Abort one run in twenty saw mpirun 4.1.4 itself
-// crash or hang.
+// Ends the job. The other ranks get `seconds` to print, and mpirun a moment to read our own
+// output. Under Open MPI's mpirun exiting is enough: it kills the others, whereas after
+// MPI_Abort one run in twenty saw mpirun 4.1.4 itself crash or hang.
 [[noreturn]] inline void end_job(double seconds) {
     fflush(stderr);
     usleep((useconds_t)(1e6 * std::max(seconds, 0.1)));
@@ -115,11 +123,13 @@ struct Group {
 // NCCL_ORDER: in which order the ranks' contributions to an element are added.
 struct RingOrder {
     bool on;
-    bool own;            // every communicator has a ring of its own, as NCCL's search for rings may give it
+    bool own;  // every communicator has a ring of its own, as NCCL's search for rings may
+               // give it
     unsigned long long seed;  // of the ring; 0: the order of ranks
 };
 
-// Reads ring:SEED or any:SEED. Off if the variable is unset or empty: contributions are added in rank order.
+// Reads ring:SEED or any:SEED. Off if the variable is unset or empty: contributions are
+// added in rank order.
 inline RingOrder environment_order(const char *name) {
     RingOrder order = {};
     const char *text = getenv(name);
@@ -132,7 +142,8 @@ inline RingOrder environment_order(const char *name) {
     return order;
 }
 
-// Returns a ring of `size` ranks: their numbers in an order that the seed gives; 0 gives 0, 1, 2 ...
+// Returns a ring of `size` ranks: their numbers in an order that the seed gives; 0 gives 0,
+// 1, 2 ...
 inline std::vector<int> ring_of(int size, uint64_t seed) {
     std::vector<int> ring((size_t)size);
     Random random = {true, seed, 0};
@@ -143,12 +154,15 @@ inline std::vector<int> ring_of(int size, uint64_t seed) {
 }
 
 struct State {
-    size_t small = 32768;  // least bytes of a part of an all-reduce, as few messages beat short ones; tests make it 0
-    std::vector<std::shared_ptr<Group>> active;  // issued, not finished: for the report of a hang
+    size_t small = 32768;  // least bytes of a part of an all-reduce, as few messages beat
+                           // short ones; tests make it 0
+    std::vector<std::shared_ptr<Group>>
+        active;  // issued, not finished: for the report of a hang
     int group_depth;
     ncclResult_t group_error;
-    std::shared_ptr<Group> open;     // to which calls add their operations, NULL before the first
-    std::string host_waits_in;       // a call that has to wait for other ranks
+    std::shared_ptr<Group>
+        open;  // to which calls add their operations, NULL before the first
+    std::string host_waits_in;  // a call that has to wait for other ranks
     std::string last_error, traffic;
     Random delay = environment_random("NCCL_DELAY", true);  // of every message
     RingOrder order = environment_order("NCCL_ORDER");
@@ -162,31 +176,45 @@ inline State &state() {
 
 inline double delay_until() {
     Random &d = state().delay;
-    return d.on ? MPI_Wtime() + 1e-6 * (double)d.most * (double)random_next(&d) / (double)UINT64_MAX : 0;
+    return d.on ? MPI_Wtime() +
+                      1e-6 * (double)d.most * (double)random_next(&d) / (double)UINT64_MAX
+                : 0;
 }
 
-inline bool is_p2p(const Operation *op) { return op->call.op == NCCL_MPI_SEND || op->call.op == NCCL_MPI_RECV; }
+inline bool is_p2p(const Operation *op) {
+    return op->call.op == NCCL_MPI_SEND || op->call.op == NCCL_MPI_RECV;
+}
 
 inline std::string describe(const Header *h) {
     char text[160], extra[48] = "";
-    if (h->op <= NCCL_MPI_REDUCE_SCATTER) snprintf(extra, sizeof extra, h->redop == ncclSum ? ", sum" : ", max");
-    if (h->op == NCCL_MPI_BROADCAST) snprintf(extra, sizeof extra, " from root %d", h->root);
+    if (h->op <= NCCL_MPI_REDUCE_SCATTER)
+        snprintf(extra, sizeof extra, h->redop == ncclSum ? ", sum" : ", max");
+    if (h->op == NCCL_MPI_BROADCAST)
+        snprintf(extra, sizeof extra, " from root %d", h->root);
     if (h->op == NCCL_MPI_SEND) snprintf(extra, sizeof extra, " to rank %d", h->root);
     if (h->op == NCCL_MPI_RECV) snprintf(extra, sizeof extra, " from rank %d", h->root);
-    snprintf(text, sizeof text, "%s of %llu %s%s", nccl_mpi_op_name(h->op), (unsigned long long)h->count,
-             NCCL_MPI_TYPES[h->type].name, extra);
+    snprintf(text, sizeof text, "%s of %llu %s%s", nccl_mpi_op_name(h->op),
+             (unsigned long long)h->count, NCCL_MPI_TYPES[h->type].name, extra);
     return text;
 }
 
 // ---- reductions ----
 
 template <typename T>
-T widen(T x) { return x; }
+T widen(T x) {
+    return x;
+}
 template <typename T>
-void narrow(T *out, T x) { *out = x; }
+void narrow(T *out, T x) {
+    *out = x;
+}
 // No integers are carried: 16 bits are a bfloat16.
-inline float widen(uint16_t x) { return bf16_to_float(x); }
-inline void narrow(uint16_t *out, float x) { *out = bf16_from_float(x); }
+inline float widen(uint16_t x) {
+    return bf16_to_float(x);
+}
+inline void narrow(uint16_t *out, float x) {
+    *out = bf16_from_float(x);
+}
 
 // Returns the rank at a place of the ring, counted from the rank that a sum begins with.
 inline int ring_rank(const Operation *op, int i) {
@@ -196,10 +224,12 @@ inline int ring_rank(const Operation *op, int i) {
     return ring[(first + (size_t)i) % ring.size()];
 }
 
-// Reduces element by element: out[i] = ((x0 + x1) + x2) + ... over the inputs in rank order. So the bits depend neither
-// on the rank that computes, nor on the cut of the buffer, nor on the order of arrival. NCCL promises none of this:
-// with NCCL_ORDER the sum goes once round a ring from the owner's successor to the owner, as in NCCL's ring algorithm,
-// so it depends on the element's place in the buffer. bfloat16 is summed in fp32 and rounded once, at the end.
+// Reduces element by element: out[i] = ((x0 + x1) + x2) + ... over the inputs in rank
+// order. So the bits depend neither on the rank that computes, nor on the cut of the
+// buffer, nor on the order of arrival. NCCL promises none of this: with NCCL_ORDER the sum
+// goes once round a ring from the owner's successor to the owner, as in NCCL's ring
+// algorithm, so it depends on the element's place in the buffer. bfloat16 is summed in fp32
+// and rounded once, at the end.
 template <typename T>
 void reduce(const Operation *op) {
     enum { BLOCK = 1024 };  // fits the first-level cache

@@ -1,10 +1,11 @@
 // timing.h: communication on the virtual clock of the stand-ins (llmc/cpu/clock.h).
 //
-// A group of operations begins when all ranks of its communicator are ready: each has come to it on its stream, and the
-// communicator has finished the group before. So all of them issue a group on the clock, of messages too. They agree on
-// the latest time by MPI; in a simulation no data move, and the processes meet in shared memory (llmc/cpu/simulate.h).
-// A group ends when its cost is over (llmc/sim/cost.h), which follows from its bytes and from the places of the
-// communicator's ranks.
+// A group of operations begins when all ranks of its communicator are ready: each has come
+// to it on its stream, and the communicator has finished the group before. So all of them
+// issue a group on the clock, of messages too. They agree on the latest time by MPI; in a
+// simulation no data move, and the processes meet in shared memory (llmc/cpu/simulate.h). A
+// group ends when its cost is over (llmc/sim/cost.h), which follows from its bytes and from
+// the places of the communicator's ranks.
 //
 // defines: simulates, clock_*; on a GPU they do nothing
 #ifndef LLMC_MPI_TIMING_H
@@ -16,19 +17,30 @@ namespace nccl_mpi {
 
 #if defined(__CUDACC__) || defined(GPU_QUEUE)
 
-inline bool simulates() { return false; }
-inline void clock_communicator(ncclComm_t, const ncclConfig_t *) {}
-inline void clock_issue(const std::shared_ptr<Group> &) {}
-inline void clock_begin(Group *) {}
-inline void clock_end(Group *) {}
-inline bool clock_met(Group *) { return true; }
+inline bool simulates() {
+    return false;
+}
+inline void clock_communicator(ncclComm_t, const ncclConfig_t *) {
+}
+inline void clock_issue(const std::shared_ptr<Group> &) {
+}
+inline void clock_begin(Group *) {
+}
+inline void clock_end(Group *) {
+}
+inline bool clock_met(Group *) {
+    return true;
+}
 
 #else
 
-inline bool simulates() { return cpu_simulates(); }
+inline bool simulates() {
+    return cpu_simulates();
+}
 
-// Places the ranks of a new communicator; only a simulation's config knows how many they are. They sit `shift` places
-// higher (see CpuClock), unless the group has those places in it: then it has both.
+// Places the ranks of a new communicator; only a simulation's config knows how many they
+// are. They sit `shift` places higher (see CpuClock), unless the group has those places in
+// it: then it has both.
 inline void clock_communicator(ncclComm_t comm, const ncclConfig_t *config) {
     if (!cpu_clock().on) return;
     CommClock *c = &comm->clock;
@@ -38,7 +50,8 @@ inline void clock_communicator(ncclComm_t comm, const ncclConfig_t *config) {
     c->channel = cpu_simulation().splits;
     if (simulates() && config) comm->size = (int)config->count;
     for (int i = 0; i < comm->size; i++) {
-        int rank = config && config->ranks ? config->ranks[i] : i, process = cpu_process_of(rank);
+        int rank = config && config->ranks ? config->ranks[i] : i,
+            process = cpu_process_of(rank);
         c->ranks.push_back((size_t)rank);
         if (process >= 0) c->processes.push_back(process);
         if (simulates() && rank == cpu_simulation().rank) comm->rank = i;
@@ -46,13 +59,15 @@ inline void clock_communicator(ncclComm_t comm, const ncclConfig_t *config) {
     size_t there = c->ranks[(size_t)comm->rank] + cpu_clock().shift;
     if (std::find(c->ranks.begin(), c->ranks.end(), there) == c->ranks.end())
         for (size_t &rank : c->ranks) rank += cpu_clock().shift;
-    c->place = placement_ranks(&cpu_clock().cluster, c->ranks.data(), c->ranks.size(), c->world);
+    c->place =
+        placement_ranks(&cpu_clock().cluster, c->ranks.data(), c->ranks.size(), c->world);
     if (config && config->groups > 0) c->place = placement_among(c->place, config->groups);
     c->place.alone = config && config->waited;
 }
 
-// Returns the seconds of a message to the peer. The ranks of the sender's stage in its node, or its island, send theirs
-// at the same time: as many as there are ranks between the two.
+// Returns the seconds of a message to the peer. The ranks of the sender's stage in its
+// node, or its island, send theirs at the same time: as many as there are ranks between the
+// two.
 inline double clock_message_seconds(const ncclComm *comm, double bytes, int peer) {
     const Cluster *cluster = &cpu_clock().cluster;
     const CommClock *c = &comm->clock;
@@ -61,22 +76,26 @@ inline double clock_message_seconds(const ncclComm *comm, double bytes, int peer
     return cost_send(cluster, bytes, a, b, std::min(between, around));
 }
 
-// Returns the seconds of a group: collectives of one kind are one collective over all of their bytes. Messages begin
-// together, but those that leave this rank share its way out, and those that arrive its way in: of the node's links
-// and of the network each.
+// Returns the seconds of a group: collectives of one kind are one collective over all of
+// their bytes. Messages begin together, but those that leave this rank share its way out,
+// and those that arrive its way in: of the node's links and of the network each.
 inline double clock_seconds(const Group *g) {
     const Cluster *cluster = &cpu_clock().cluster;
-    double bytes[NCCL_MPI_OPS] = {0}, seconds = 0, latency = 0, message = 0, ways[2][2] = {{0}};
+    double bytes[NCCL_MPI_OPS] = {0}, seconds = 0, latency = 0, message = 0,
+           ways[2][2] = {{0}};
     for (const Operation &op : g->ops) {
         int kind = op.call.op;
-        double n = kind == NCCL_MPI_REDUCE_SCATTER || kind == NCCL_MPI_ALL_GATHER ? (double)g->comm->size : 1;
+        double n = kind == NCCL_MPI_REDUCE_SCATTER || kind == NCCL_MPI_ALL_GATHER
+                       ? (double)g->comm->size
+                       : 1;
         double all = n * (double)op.width * (double)op.call.count;
         if (kind < NCCL_MPI_SEND) {
             bytes[kind] += all;
         } else if (op.call.root != g->comm->rank) {
             const std::vector<size_t> &ranks = g->comm->clock.ranks;
             size_t node = (size_t)cluster->gpus_per_node;
-            bool far = ranks[(size_t)op.call.root] / node != ranks[(size_t)g->comm->rank] / node;
+            bool far = ranks[(size_t)op.call.root] / node !=
+                       ranks[(size_t)g->comm->rank] / node;
             double empty = clock_message_seconds(g->comm, 0, op.call.root);
             double &way = ways[kind == NCCL_MPI_RECV][far];
             way += clock_message_seconds(g->comm, all, op.call.root) - empty;
@@ -86,13 +105,15 @@ inline double clock_seconds(const Group *g) {
     }
     for (int kind = NCCL_MPI_ALL_REDUCE; kind <= NCCL_MPI_BROADCAST; kind++)
         if (bytes[kind] > 0)
-            seconds += cost_collective(cluster, (CollectiveKind)kind, bytes[kind], g->comm->clock.place);
+            seconds += cost_collective(cluster, (CollectiveKind)kind, bytes[kind],
+                                       g->comm->clock.place);
     return std::max(seconds, message);
 }
 
-// Puts a group that has been enqueued on the host's clock. If the cluster's software does not overlap communication,
-// the compute stream that the group waited for stops too. It stops until the end of a collective for which compute
-// waits, or for the time of sending a message.
+// Puts a group that has been enqueued on the host's clock. If the cluster's software does
+// not overlap communication, the compute stream that the group waited for stops too. It
+// stops until the end of a collective for which compute waits, or for the time of sending a
+// message.
 inline void clock_issue(const std::shared_ptr<Group> &g) {
     CpuClock &clock = cpu_clock();
     if (!clock.on) return;
@@ -107,7 +128,8 @@ inline void clock_issue(const std::shared_ptr<Group> &g) {
         });
     }
     if (g->ops[0].call.op != NCCL_MPI_SEND) return;
-    clock.next.seconds = clock.cluster.host_transfer + (clock.cluster.pipeline_overlap ? 0 : clock_seconds(g.get()));
+    clock.next.seconds = clock.cluster.host_transfer +
+                         (clock.cluster.pipeline_overlap ? 0 : clock_seconds(g.get()));
     clock.next.part = TIME_PIPELINE;
     if (clock.next.seconds > 0) cpu_enqueue_work(origin, "ncclSend", [] {});
 }
@@ -119,8 +141,11 @@ inline void clock_begin(Group *g) {
     CommClock *c = &g->comm->clock;
     double before = c->epoch == clock.epoch ? c->now : 0;
     g->clock.ready = std::max({g->clock.ready, before, g->stream->times.now});
-    if (simulates()) cpu_arrive(c->channel, g->clock.ready, c->processes);
-    else MPI_Iallreduce(MPI_IN_PLACE, &g->clock.ready, 1, MPI_DOUBLE, MPI_MAX, g->comm->mpi, &g->clock.met);
+    if (simulates())
+        cpu_arrive(c->channel, g->clock.ready, c->processes);
+    else
+        MPI_Iallreduce(MPI_IN_PLACE, &g->clock.ready, 1, MPI_DOUBLE, MPI_MAX, g->comm->mpi,
+                       &g->clock.met);
 }
 
 // Returns true once all ranks of the group's communicator are ready.

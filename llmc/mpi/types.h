@@ -1,5 +1,6 @@
-// types.h: NCCL's types, with NCCL's names and values, and the bytes that a ring carries for a call. Plain C. A type
-// or reduction that nccl.h cannot carry is missing here, so that it does not compile.
+// types.h: NCCL's types, with NCCL's names and values, and the bytes that a ring carries
+// for a call. Plain C. A type or reduction that nccl.h cannot carry is missing here, so
+// that it does not compile.
 //
 // defines: NCCL_MPI_TYPES, NcclMpiOp, nccl_mpi_op_name, NcclMpiCounter, ring_traffic
 #ifndef LLMC_MPI_TYPES_H
@@ -27,25 +28,32 @@ typedef enum {
 
 #define NCCL_SPLIT_NOCOLOR -1
 
-// Initialise with NCCL_CONFIG_INITIALIZER. The name appears in reports; the number of blocks means nothing here. Beyond
-// NCCL, for the virtual clock: a simulation, where most ranks do not exist, needs to know the communicator's ranks.
+// Initialise with NCCL_CONFIG_INITIALIZER. The name appears in reports; the number of
+// blocks means nothing here. Beyond NCCL, for the virtual clock: a simulation, where most
+// ranks do not exist, needs to know the communicator's ranks.
 #define NCCL_CONFIG_UNDEF_INT INT_MIN
 typedef struct {
     size_t size;
-    int minCTAs, maxCTAs;   // blocks of a kernel of the communicator, at least and at most
+    int minCTAs, maxCTAs;  // blocks of a kernel of the communicator, at least and at most
     const char *commName;
-    const int *ranks;       // [count] of the job that are in it, in the order of their keys; NULL: 0, 1, ...
-    size_t count, groups;   // of them, 0: in none; of the split's communicators, 0: unknown
-    bool waited;            // compute waits for each of its collectives
+    const int *ranks;      // [count] of the job that are in it, in the order of their keys;
+                           // NULL: 0, 1, ...
+    size_t count, groups;  // of them, 0: in none; of the split's communicators, 0: unknown
+    bool waited;           // compute waits for each of its collectives
 } ncclConfig_t;
-#define NCCL_CONFIG_INITIALIZER \
-    {sizeof(ncclConfig_t), NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NULL, NULL, 0, 0, false}
+#define NCCL_CONFIG_INITIALIZER                                                            \
+    {                                                                                      \
+        sizeof(ncclConfig_t), NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NULL, NULL, 0, \
+            0, false                                                                       \
+    }
 
 typedef enum { ncclSum = 0, ncclMax = 2 } ncclRedOp_t;
 
 typedef enum {
-    ncclFloat32 = 7, ncclFloat = 7,
-    ncclFloat64 = 8, ncclDouble = 8,
+    ncclFloat32 = 7,
+    ncclFloat = 7,
+    ncclFloat64 = 8,
+    ncclDouble = 8,
     ncclBfloat16 = 9
 } ncclDataType_t;
 
@@ -53,8 +61,9 @@ typedef enum {
 static const struct {
     const char *name;
     size_t bytes;
-} NCCL_MPI_TYPES[] = {{NULL, 0}, {NULL, 0}, {NULL, 0}, {NULL, 0}, {NULL, 0},
-                      {NULL, 0}, {NULL, 0}, {"float32", 4}, {"float64", 8}, {"bfloat16", 2}};
+} NCCL_MPI_TYPES[] = {{NULL, 0},      {NULL, 0},      {NULL, 0}, {NULL, 0},
+                      {NULL, 0},      {NULL, 0},      {NULL, 0}, {"float32", 4},
+                      {"float64", 8}, {"bfloat16", 2}};
 
 typedef enum {
     NCCL_MPI_ALL_REDUCE,
@@ -67,8 +76,9 @@ typedef enum {
 } NcclMpiOp;
 
 static inline const char *nccl_mpi_op_name(int op) {
-    static const char *const names[NCCL_MPI_OPS] = {"ncclAllReduce", "ncclReduceScatter", "ncclAllGather",
-                                                    "ncclBroadcast", "ncclSend", "ncclRecv"};
+    static const char *const names[NCCL_MPI_OPS] = {"ncclAllReduce", "ncclReduceScatter",
+                                                    "ncclAllGather", "ncclBroadcast",
+                                                    "ncclSend",      "ncclRecv"};
     return names[op];
 }
 
@@ -77,15 +87,23 @@ typedef struct {
     size_t calls, bytes_sent, bytes_received;
 } NcclMpiCounter;
 
-// Adds a call of `count` elements of `width` bytes by rank `rank` of n. On a ring, rank r keeps part r of an
-// all-reduced buffer, and the last rank of a broadcast does not send. A message to oneself leaves no rank.
-static inline void ring_traffic(NcclMpiCounter *c, NcclMpiOp op, size_t count, size_t width, size_t n, size_t rank,
-                                size_t root) {
-    size_t bytes = count * width, own = (count / n + (rank < count % n)) * width, sent, received;
+// Adds a call of `count` elements of `width` bytes by rank `rank` of n. On a ring, rank r
+// keeps part r of an all-reduced buffer, and the last rank of a broadcast does not send. A
+// message to oneself leaves no rank.
+static inline void ring_traffic(NcclMpiCounter *c, NcclMpiOp op, size_t count, size_t width,
+                                size_t n, size_t rank, size_t root) {
+    size_t bytes = count * width, own = (count / n + (rank < count % n)) * width, sent,
+           received;
     switch (op) {
         case NCCL_MPI_ALL_REDUCE: sent = received = 2 * (bytes - own); break;
-        case NCCL_MPI_SEND: sent = rank == root ? 0 : bytes, received = 0; break;
-        case NCCL_MPI_RECV: sent = 0, received = rank == root ? 0 : bytes; break;
+        case NCCL_MPI_SEND:
+            sent = rank == root ? 0 : bytes;
+            received = 0;
+            break;
+        case NCCL_MPI_RECV:
+            sent = 0;
+            received = rank == root ? 0 : bytes;
+            break;
         case NCCL_MPI_BROADCAST:
             sent = (rank + 1) % n == root ? 0 : bytes;
             received = rank == root ? 0 : bytes;

@@ -1,5 +1,5 @@
-// kernel.h: the work of a kernel's next launch, as its wrapper states it: its kind, the bytes that it must move and its
-// FLOPs (llmc/kernels/work.cuh says how they are counted).
+// kernel.h: the work of a kernel's next launch, as its wrapper states it: its kind, the
+// bytes that it must move and its FLOPs (llmc/kernels/work.cuh says how they are counted).
 //
 // defines: KernelKind, KernelWork
 #ifndef LLMC_SIM_KERNEL_H
@@ -8,12 +8,13 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-// A cluster file has a rate for each kind. For some kinds it also gives bytes: of dropout's masks behind a residual or
-// an embedding, of an update and of a logit.
+// A cluster file has a rate for each kind. For some kinds it also gives bytes: of dropout's
+// masks behind a residual or an embedding, of an update and of a logit.
 typedef enum {
-    KERNEL_NONE,                // no time beside its launch: part of another kernel's cost
+    KERNEL_NONE,  // no time beside its launch: part of another kernel's cost
     KERNEL_ELEMENTWISE,
-    KERNEL_EXPONENTIAL,         // elementwise too, but with an exponential for each element, as softmax has
+    KERNEL_EXPONENTIAL,  // elementwise too, but with an exponential for each element, as
+                         // softmax has
     KERNEL_RESIDUAL,
     KERNEL_RESIDUAL_LAYERNORM,  // both in one, forward: 4 values an element
     KERNEL_LAYERNORM_FORWARD,

@@ -1,5 +1,6 @@
-// arena.cuh: one allocation per purpose. A layout function takes its buffers from an arena twice: once with base NULL,
-// which only counts the bytes, and once with the allocation, which gives the pointers.
+// arena.cuh: one allocation per purpose. A layout function takes its buffers from an arena
+// twice: once with base NULL, which only counts the bytes, and once with the allocation,
+// which gives the pointers.
 //
 // defines: Arena, take, host_array
 #ifndef LLMC_ARENA_CUH
@@ -21,7 +22,8 @@ static inline void take(Arena *arena, T *&p, size_t count) {
     arena->used += (count * sizeof(T) + 255) / 256 * 256;
 }
 
-// p becomes a host array of `count` zeroed elements, the first time; a second layout finds it there.
+// p becomes a host array of `count` zeroed elements, the first time; a second layout finds
+// it there.
 template <class T>
 static inline void host_array(T *&p, size_t count) {
     if (!p) p = (T *)host_alloc(count + 1, sizeof(T));

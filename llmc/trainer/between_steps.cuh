@@ -1,21 +1,24 @@
-// between_steps.cuh: validation, --eval, checkpoints and samples between training steps; and the end of the run.
-// trainer.cuh includes it.
+// between_steps.cuh: validation, --eval, checkpoints and samples between training steps;
+// and the end of the run. trainer.cuh includes it.
 //
-// defines: is_last_step, validation_due, sample_due, validation_goes_on, save_due, trainer_save, sample_goes_on, sample_append, trainer_close,
-//          trainer_leave
+// defines: is_last_step, validation_due, sample_due, validation_goes_on, save_due,
+//          trainer_save, sample_goes_on, sample_append, trainer_close, trainer_leave
 #ifndef LLMC_BETWEEN_STEPS_CUH
 #define LLMC_BETWEEN_STEPS_CUH
 
-static inline bool is_last_step(const Trainer *m) { return m->progress.step >= m->opt.steps; }
-
-// True after the last step, and where `every` (0: never) divides the steps done. Before the first step of this run only
-// if `unmoved`.
-static inline bool is_due(const Trainer *m, size_t every, bool unmoved) {
-    return (is_last_step(m) || (every && m->progress.step % every == 0)) && (has_moved(m) || unmoved);
+static inline bool is_last_step(const Trainer *m) {
+    return m->progress.step >= m->opt.steps;
 }
 
-// A resumed run begins with the validation and the sample of its first step if a signal kept the run before from them:
-// trainer.json has the steps of the last ones.
+// True after the last step, and where `every` (0: never) divides the steps done. Before the
+// first step of this run only if `unmoved`.
+static inline bool is_due(const Trainer *m, size_t every, bool unmoved) {
+    return (is_last_step(m) || (every && m->progress.step % every == 0)) &&
+           (has_moved(m) || unmoved);
+}
+
+// A resumed run begins with the validation and the sample of its first step if a signal
+// kept the run before from them: trainer.json has the steps of the last ones.
 static inline bool validation_due(const Trainer *m) {
     bool missed = m->progress.validated != m->progress.step;
     return m->opt.val_every && is_due(m, m->opt.val_every, !m->opt.resume || missed);
@@ -30,19 +33,23 @@ static inline bool save_due(const Trainer *m) {
     return m->opt.out && is_due(m, m->opt.save_every, is_last_step(m) && !m->opt.resume);
 }
 
-// --eval measures a model on the rows of a file, at any layout. Nothing is trained. The rows are dealt to data ranks
-// and micro-batches as training samples are, and padded to T tokens at their ends, which changes no earlier token.
-// Losses are summed in double, within a row and then over the rows in their order, so every layout adds in the same
-// order.
+// --eval measures a model on the rows of a file, at any layout. Nothing is trained. The
+// rows are dealt to data ranks and micro-batches as training samples are, and padded to T
+// tokens at their ends, which changes no earlier token. Losses are summed in double, within
+// a row and then over the rows in their order, so every layout adds in the same order.
 
-// Adds up the losses of the batch that has run, on one rank of the last stage for each data rank.
+// Adds up the losses of the batch that has run, on one rank of the last stage for each data
+// rank.
 static inline void evaluation_take(Trainer *m) {
     size_t N = m->B * m->T, count = m->micros * m->B;
-    size_t mine = (m->validation.batch - 1) * m->batch + m->reader * count;  // this data rank's first row
+    size_t mine = (m->validation.batch - 1) * m->batch +
+                  m->reader * count;  // this data rank's first row
     trainer_synchronize(m);
     if (!m->table.shard.head || m->grid.t_rank != 0) return;
-    float *losses = (float *)host_alloc(m->micros * 2 * N, sizeof(float));  // (micros, 2, N)
-    CUDA_CHECK(cudaMemcpy(losses, m->losses, m->micros * 2 * N * sizeof(float), cudaMemcpyDeviceToHost));
+    float *losses =
+        (float *)host_alloc(m->micros * 2 * N, sizeof(float));  // (micros, 2, N)
+    CUDA_CHECK(cudaMemcpy(losses, m->losses, m->micros * 2 * N * sizeof(float),
+                          cudaMemcpyDeviceToHost));
     for (size_t i = 0; i < count && mine + i < m->eval.rows; i++) {
         const EvalRow *row = &m->eval.row[mine + i];
         const float *loss = losses + i / m->B * 2 * N + i % m->B * m->T, *behind = loss + N;
@@ -57,23 +64,38 @@ static inline void evaluation_take(Trainer *m) {
     free(losses);
 }
 
-// Sums over the ranks; rank 0 prints and logs. Perplexities are exp(loss sum / tokens) and exp(loss sum / words), as in
-// Megatron-LM's section 5.
+// Sums over the ranks; rank 0 prints and logs. Perplexities are exp(loss sum / tokens) and
+// exp(loss sum / words), as in Megatron-LM's section 5.
 static inline void evaluation_report(Trainer *m) {
     const EvalFile *file = &m->eval;
-    size_t tokens = 0, words = file->words;  // tokens with a loss; words of the original text, 0: unknown
-    size_t right = 0, of = 0;  // rows guessed whole (cloze), or examples with the right choice; of 0: neither
+    size_t tokens = 0,
+           words =
+               file->words;    // tokens with a loss; words of the original text, 0: unknown
+    size_t right = 0, of = 0;  // rows guessed whole (cloze), or examples with the right
+                               // choice; of 0: neither
     double *rows = m->validation.rows, sum = 0.0;
-    double right_mean = 0.0;  // of choices: loss per counted token of the example's right row
-    MPI_Allreduce(MPI_IN_PLACE, rows, (int)(2 * file->rows), MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+    double right_mean =
+        0.0;  // of choices: loss per counted token of the example's right row
+    MPI_Allreduce(MPI_IN_PLACE, rows, (int)(2 * file->rows), MPI_DOUBLE, MPI_SUM,
+                  MPI_COMM_WORLD);
     bool best = false;
     for (size_t i = 0; i < file->rows; i++) {
         const EvalRow *row = &file->row[i];
         double loss = rows[2 * i], mean = loss / (double)row->count;
-        sum += loss, tokens += row->count;
-        if (file->kind == EVAL_CLOZE) of++, right += rows[2 * i + 1] == 0.0;
-        if (row->right) of++, right += best = true, right_mean = mean;
-        else if (best && mean <= right_mean) right--, best = false;
+        sum += loss;
+        tokens += row->count;
+        if (file->kind == EVAL_CLOZE) {
+            of++;
+            right += rows[2 * i + 1] == 0.0;
+        }
+        if (row->right) {
+            of++;
+            right += best = true;
+            right_mean = mean;
+        } else if (best && mean <= right_mean) {
+            right--;
+            best = false;
+        }
     }
     free(rows);
     Error err;
@@ -82,17 +104,23 @@ static inline void evaluation_report(Trainer *m) {
     if (!finite && bad < count_tensors(&m->config))
         error_set(&err, "the weights of %s are not finite: %s", m->opt.init,
                   tensor_describe(&m->config, bad, 1, 0).name);
-    else if (!finite) error_set(&err, "--eval %s: the sum of the losses is %g", m->opt.eval, sum);
+    else if (!finite)
+        error_set(&err, "--eval %s: the sum of the losses is %g", m->opt.eval, sum);
     job_agree(&m->job, finite, &err, 1);
     double mean = sum / (double)tokens, of_words = words ? sum / (double)words : 0.0;
-    printf("eval %s: %zu rows, %zu tokens, loss sum %.10g\n", m->opt.eval, file->rows, tokens, sum);
+    printf("eval %s: %zu rows, %zu tokens, loss sum %.10g\n", m->opt.eval, file->rows,
+           tokens, sum);
     printf("eval loss per token %.6f, perplexity %.6g\n", mean, exp(mean));
-    if (words) printf("eval %zu original words, perplexity per word %.6g\n", words, exp(of_words));
-    if (of) printf("eval right %zu of %zu, accuracy %.4f\n", right, of, (double)right / (double)of);
+    if (words)
+        printf("eval %zu original words, perplexity per word %.6g\n", words, exp(of_words));
+    if (of)
+        printf("eval right %zu of %zu, accuracy %.4f\n", right, of,
+               (double)right / (double)of);
     fflush(stdout);
     FILE *json = m->log.json;
     if (!json) return;
-    TrainerState state;  // a folder without a readable trainer.json has done no step of ours
+    TrainerState
+        state;  // a folder without a readable trainer.json has done no step of ours
     size_t step = trainer_state_read(m->opt.init, &state, &err) ? state.step : 0;
     fprintf(json, LOG_START "%zu", step);
     log_text(json, "model", m->opt.init);
@@ -106,52 +134,66 @@ static inline void evaluation_report(Trainer *m) {
     log_end_line(&m->log);
 }
 
-// Loads the next batch of a validation that is due, or of --eval, for the trainer to run forward: the first global
-// batches of the validation data, always in order. Returns false, and reports the mean loss, when there is no more.
-// Leaves if a signal has come: all ranks know since the last sum, of a step or of validation.
+// Loads the next batch of a validation that is due, or of --eval, for the trainer to run
+// forward: the first global batches of the validation data, always in order. Returns false,
+// and reports the mean loss, when there is no more. Leaves if a signal has come: all ranks
+// know since the last sum, of a step or of validation.
 static inline bool validation_goes_on(Trainer *m) {
     Validation *v = &m->validation;
     size_t sequences = m->opt.global_batch;
     bool eval = m->opt.eval != NULL;
-    if (v->batch > 0 && eval) evaluation_take(m);
-    else if (v->batch > 0) v->sum += trainer_sum(m, 0, trainer_loss_share(m));
+    if (v->batch > 0 && eval)
+        evaluation_take(m);
+    else if (v->batch > 0)
+        v->sum += trainer_sum(m, 0, trainer_loss_share(m));
     if (m->stopped) trainer_leave(m);
     if (v->batch == 0) {
         if (!eval && !validation_due(m)) return false;
         size_t batches = m->val_data.samples / sequences, most = m->opt.val_batches;
         *v = {0, batches < most ? batches : most, 0.0, NULL};
-        if (eval) v->batches = CEIL_DIV(m->eval.rows, sequences), host_array(v->rows, 2 * m->eval.rows);
+        if (eval) {
+            v->batches = CEIL_DIV(m->eval.rows, sequences);
+            host_array(v->rows, 2 * m->eval.rows);
+        }
     }
     if (v->batch < v->batches) {
-        trainer_load(m, eval ? NULL : &m->val_data, v->batch++ * sequences, sequences, false);
+        trainer_load(m, eval ? NULL : &m->val_data, v->batch++ * sequences, sequences,
+                     false);
         return true;
     }
     v->batch = 0;
     m->progress.validated = m->progress.step;
-    if (eval) evaluation_report(m);
-    else log_validation(&m->log, m->progress.step, v->sum / (double)v->batches);
+    if (eval)
+        evaluation_report(m);
+    else
+        log_validation(&m->log, m->progress.step, v->sum / (double)v->batches);
     return false;
 }
 
-// Saves a checkpoint: rank 0 makes the files, every rank writes its slices, rank 0 gives the folder its name. A failure
-// of any rank leaves no folder and ends the run, with one sentence.
+// Saves a checkpoint: rank 0 makes the files, every rank writes its slices, rank 0 gives
+// the folder its name. A failure of any rank leaves no folder and ends the run, with one
+// sentence.
 static inline void trainer_save(Trainer *m) {
     Error err;
     char tmp[PATH_MAX] = "", path[PATH_MAX];
     bool bf16 = sizeof(floatX) != sizeof(float), first = m->job.rank == 0;
     CUDA_CHECK(cudaDeviceSynchronize());  // ZeRO's weights may still be on their way
-    if (!m->stopped && sample_due(m)) m->progress.sampled = m->progress.step;  // it comes next
+    if (!m->stopped && sample_due(m))
+        m->progress.sampled = m->progress.step;  // it comes next
     if (first) m->progress.save = checkpoint_next_save(m->opt.out, m->progress.save);
-    bool ok = !first || checkpoint_create(m->opt.out, &m->out_lock, m->progress.step, &m->config, bf16, &m->kept, tmp,
-                                          &err);
+    bool ok = !first || checkpoint_create(m->opt.out, &m->out_lock, m->progress.step,
+                                          &m->config, bf16, &m->kept, tmp, &err);
     job_agree(&m->job, ok, &err, 1);
     MPI_Bcast(tmp, sizeof tmp, MPI_CHAR, 0, MPI_COMM_WORLD);
     Checksums sums = checksums_make(&m->config, bf16);
-    bool others = !m->opt.zero && m->grid.d_rank != 0;  // without ZeRO all data ranks hold the same
+    bool others = !m->opt.zero &&
+                  m->grid.d_rank != 0;  // without ZeRO all data ranks hold the same
     ok = others || state_save(&m->state, tmp, &sums, &err);
     bool written = job_first_failure(&m->job, ok) == m->job.size;
-    MPI_Reduce(first ? MPI_IN_PLACE : sums.sums, sums.sums, (int)sums.count, MPI_UINT64_T, MPI_SUM, 0, MPI_COMM_WORLD);
-    if (first && written) ok = checkpoint_commit(m->opt.out, tmp, &m->progress, &sums, path, &err);
+    MPI_Reduce(first ? MPI_IN_PLACE : sums.sums, sums.sums, (int)sums.count, MPI_UINT64_T,
+               MPI_SUM, 0, MPI_COMM_WORLD);
+    if (first && written)
+        ok = checkpoint_commit(m->opt.out, tmp, &m->progress, &sums, path, &err);
     if (first && !written) checkpoint_remove(tmp);
     job_agree(&m->job, ok, &err, 1);
     free(sums.sums);
@@ -162,15 +204,17 @@ static inline void trainer_save(Trainer *m) {
     fflush(stdout);
 }
 
-// Sends the last tokens of a sample that is due to the device, for the trainer to run forward. The pass is rounded up,
-// so that samples of all lengths need few algorithms of matrix products. Returns false when there is no more: printed.
+// Sends the last tokens of a sample that is due to the device, for the trainer to run
+// forward. The pass is rounded up, so that samples of all lengths need few algorithms of
+// matrix products. Returns false when there is no more: printed.
 static inline bool sample_goes_on(Trainer *m) {
     Sample *s = &m->sample;
     size_t most = s->prompt + m->opt.sample_tokens;
     if (!s->running) {
         if (!sample_due(m)) return false;
         s->tokens = (int *)host_resize(s->tokens, most, sizeof(int));
-        s->running = true, s->count = s->prompt;
+        s->running = true;
+        s->count = s->prompt;
     }
     if (s->count == most) {
         printf("sample: ");
@@ -184,17 +228,20 @@ static inline bool sample_goes_on(Trainer *m) {
     s->padded = padded < m->T ? padded : m->T;
     memset(m->host_inputs, 0, s->padded * sizeof(int));
     memcpy(m->host_inputs, s->tokens + s->count - s->T, s->T * sizeof(int));
-    CUDA_CHECK(cudaMemcpyAsync(m->inputs, m->host_inputs, s->padded * sizeof(int), cudaMemcpyHostToDevice, m->stream));
+    CUDA_CHECK(cudaMemcpyAsync(m->inputs, m->host_inputs, s->padded * sizeof(int),
+                               cudaMemcpyHostToDevice, m->stream));
     return true;
 }
 
-// Draws the next token from logits (Vp) on the device. ranks.cuh has another one for ranks that share them.
+// Draws the next token from logits (Vp) on the device. ranks.cuh has another one for ranks
+// that share them.
 static inline void sample_append(Trainer *m, const floatX *logits) {
     Sample *s = &m->sample;
     trainer_synchronize(m);
     float *host = (float *)host_alloc(m->config.Vp, sizeof(float));
     state_download(host, logits, m->config.Vp);
-    double coin = random_uniform(m->opt.seed, RANDOM_SAMPLE, m->progress.step, 0, s->count - s->prompt);
+    double coin = random_uniform(m->opt.seed, RANDOM_SAMPLE, m->progress.step, 0,
+                                 s->count - s->prompt);
     s->tokens[s->count++] = sample_token(host, m->config.V, coin);
     free(host);
 }
@@ -209,12 +256,15 @@ static inline bool trainer_report_timeline(Trainer *m, Error *err) {
     MPI_Gather(&count, 1, MPI_INT, counts, 1, MPI_INT, 0, MPI_COMM_WORLD);
     for (int rank = 1; rank < size; rank++) at[rank] = at[rank - 1] + counts[rank - 1];
     all.count = (size_t)(at[size - 1] + counts[size - 1]) * unit / sizeof(TraceEvent);
-    if (m->job.rank == 0) all.events = (TraceEvent *)host_alloc(all.count, sizeof(TraceEvent));
-    MPI_Gatherv(mine->events, count, MPI_DOUBLE, all.events, counts, at, MPI_DOUBLE, 0, MPI_COMM_WORLD);
+    if (m->job.rank == 0)
+        all.events = (TraceEvent *)host_alloc(all.count, sizeof(TraceEvent));
+    MPI_Gatherv(mine->events, count, MPI_DOUBLE, all.events, counts, at, MPI_DOUBLE, 0,
+                MPI_COMM_WORLD);
     free(counts);
     if (m->job.rank != 0) return true;
     qsort(all.events, all.count, sizeof *all.events, trace_order);
-    bool ok = trace_write(m->opt.trace, all.events, all.count, m->tracks, m->stream_count, err);
+    bool ok =
+        trace_write(m->opt.trace, all.events, all.count, m->tracks, m->stream_count, err);
     free(all.events);
     return ok;
 }
@@ -224,7 +274,8 @@ static inline bool stdout_is_whole(Error *err) {
     struct stat info;
     bool ok = fflush(stdout) == 0 && !ferror(stdout);
     if (ok || (fstat(STDOUT_FILENO, &info) == 0 && S_ISFIFO(info.st_mode))) return true;
-    return error_set(err, "what was printed is incomplete: is the disk of the standard output full?");
+    return error_set(
+        err, "what was printed is incomplete: is the disk of the standard output full?");
 }
 
 // Writes the reports and ends the run, on all ranks. Returns the exit code.
@@ -232,23 +283,27 @@ static inline int trainer_close(Trainer *m) {
     Error err;
     const Options *o = &m->opt;
     CUDA_CHECK(cudaDeviceSynchronize());
-    timeline_collect(&m->timeline, 0);  // validation and samples; spans of a step know its number
+    timeline_collect(&m->timeline,
+                     0);  // validation and samples; spans of a step know its number
     if (o->trace) CUDA_CHECK(cudaProfilerStop());
     trainer_report_clock(m);
-    bool ok = (!o->trace || trainer_report_timeline(m, &err)) && log_close(&m->log, &err) && stdout_is_whole(&err);
+    bool ok = (!o->trace || trainer_report_timeline(m, &err)) && log_close(&m->log, &err) &&
+              stdout_is_whole(&err);
     job_agree(&m->job, ok, &err, 1);
     job_finish(&m->job);
     return 0;
 }
 
-// Ends the run on all ranks, when all know that one of them could not read its data or, between two steps, that a
-// signal came. Saves the weights, which are sound, if no checkpoint of this run has them.
+// Ends the run on all ranks, when all know that one of them could not read its data or,
+// between two steps, that a signal came. Saves the weights, which are sound, if no
+// checkpoint of this run has them.
 static inline void trainer_leave(Trainer *m) {
     m->stopped = true;
     if (m->opt.out && has_moved(m) && m->saved_step != m->progress.step) trainer_save(m);
     job_agree(&m->job, !m->data_failed, &m->data_error, 1);
     printf("stopped by a signal after step %zu: %s\n", m->progress.step,
-           m->opt.out ? "the same command with --resume auto goes on" : "without --out nothing was saved");
+           m->opt.out ? "the same command with --resume auto goes on"
+                      : "without --out nothing was saved");
     exit(trainer_close(m));
 }
 

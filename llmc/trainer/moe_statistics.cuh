@@ -15,7 +15,8 @@ typedef struct {
     size_t count;  // of all
 } MoeStatistics;
 
-static inline void take_statistics(Arena *arena, MoeStatistics *x, size_t L, const Moe &moe) {
+static inline void take_statistics(Arena *arena, MoeStatistics *x, size_t L,
+                                   const Moe &moe) {
     x->count = L * moe_statistics_count(moe);
     take(arena, x->sums, x->count);
     host_array(x->host, x->count);
@@ -27,8 +28,8 @@ static inline void statistics_begin(Trainer *m, const MoeStatistics *x) {
 }
 
 // Counts what the router of layer l did with a micro-batch.
-static inline void statistics_add(Trainer *m, const MoeStatistics *x, size_t l, const Routing &r,
-                                  const Moe &moe, size_t B, size_t T) {
+static inline void statistics_add(Trainer *m, const MoeStatistics *x, size_t l,
+                                  const Routing &r, const Moe &moe, size_t B, size_t T) {
     double *sums = x->sums + l * moe_statistics_count(moe);
     moe_statistics(sums, r, moe, B, T, m->stream);
 }
@@ -38,7 +39,8 @@ static inline void statistics_end(Trainer *m, const MoeStatistics *x, const Moe 
     if (!m->opt.log) return;
     double *sums = x->sums, tokens = (double)m->batch * (double)m->T;
     size_t bytes = x->count * sizeof(double);
-    NCCL_CHECK(ncclAllReduce(sums, sums, x->count, ncclDouble, ncclSum, m->job.world, m->stream));
+    NCCL_CHECK(
+        ncclAllReduce(sums, sums, x->count, ncclDouble, ncclSum, m->job.world, m->stream));
     trainer_synchronize(m, m->stream);
     CUDA_CHECK(cudaMemcpy(x->host, sums, bytes, cudaMemcpyDeviceToHost));
     if (m->log.json && !m->opt.simulate)

@@ -1,5 +1,5 @@
-// split_data.cuh: groups of some of the data ranks, which share what all data ranks have in the four trainers.
-// lesson: moe
+// split_data.cuh: groups of some of the data ranks, which share what all data ranks have in
+// the four trainers. lesson: moe
 //
 // defines: job_split_data, trainer_connect_data, trainer_group_end
 #ifndef LLMC_SPLIT_DATA_CUH
@@ -7,20 +7,24 @@
 
 #include "llmc/trainer/ranks.cuh"
 
-// Splits the data ranks: this rank's group has `count` of them, the first and every step-th after it.
-static inline ncclComm_t job_split_data(Job *job, const Grid *grid, size_t first, size_t count, size_t step,
-                                        const char *purpose, bool waited) {
+// Splits the data ranks: this rank's group has `count` of them, the first and every step-th
+// after it.
+static inline ncclComm_t job_split_data(Job *job, const Grid *grid, size_t first,
+                                        size_t count, size_t step, const char *purpose,
+                                        bool waited) {
     int *ranks = (int *)host_alloc(count, sizeof(int));
-    for (size_t i = 0; i < count; i++) ranks[i] = grid_rank_at(grid, 0, first + i * step, 0);
+    for (size_t i = 0; i < count; i++)
+        ranks[i] = grid_rank_at(grid, 0, first + i * step, 0);
     ncclComm_t comm = job_split(job, ranks, count, purpose, 0, grid->d / count, waited);
     free(ranks);
     return comm;
 }
 
-// The same for messages that compute waits for, and for no collective. Each rank has sent each other one an element, as
-// NCCL connects two ranks at their first message, and the host waits for it.
-static inline ncclComm_t trainer_connect_data(Trainer *m, size_t first, size_t count, size_t step,
-                                              const char *purpose) {
+// The same for messages that compute waits for, and for no collective. Each rank has sent
+// each other one an element, as NCCL connects two ranks at their first message, and the
+// host waits for it.
+static inline ncclComm_t trainer_connect_data(Trainer *m, size_t first, size_t count,
+                                              size_t step, const char *purpose) {
     ncclComm_t comm = job_split_data(&m->job, &m->grid, first, count, step, purpose, true);
     double *from = m->totals, *to = m->totals + 1;
     NCCL_CHECK(ncclGroupStart());
@@ -34,8 +38,8 @@ static inline ncclComm_t trainer_connect_data(Trainer *m, size_t first, size_t c
     return comm;
 }
 
-// Ends a group of messages on the compute stream. While a sample of text runs the host waits for them: products of new
-// shapes follow, which load kernels.
+// Ends a group of messages on the compute stream. While a sample of text runs the host
+// waits for them: products of new shapes follow, which load kernels.
 static inline void trainer_group_end(Trainer *m) {
     NCCL_CHECK(ncclGroupEnd());
     if (m->sample.running) trainer_synchronize(m);

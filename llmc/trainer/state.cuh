@@ -1,7 +1,9 @@
-// state.cuh: what training changes, on the device: weights, gradients, and the optimizer's moments and master weights.
-// How they are initialised, loaded, saved and stepped; all of it by walking the parameter table.
+// state.cuh: what training changes, on the device: weights, gradients, and the optimizer's
+// moments and master weights. How they are initialised, loaded, saved and stepped; all of
+// it by walking the parameter table.
 //
-// defines: State, state_create, state_own, state_layout, state_initialise, state_start, state_save, state_download
+// defines: State, state_create, state_own, state_layout, state_initialise, state_start,
+//          state_save, state_download
 #ifndef LLMC_STATE_CUH
 #define LLMC_STATE_CUH
 
@@ -13,46 +15,57 @@
 #include "llmc/model.h"
 #include "llmc/host/rand.h"
 
-// Flat buffers of one rank, all laid out by its table. The optimizer may own slices of it only (ZeRO). A sharded state
-// holds no more than these slices of weights and gradients either, and the trainer gathers buckets elsewhere (FSDP).
+// Flat buffers of one rank, all laid out by its table. The optimizer may own slices of it
+// only (ZeRO). A sharded state holds no more than these slices of weights and gradients
+// either, and the trainer gathers buckets elsewhere (FSDP).
 typedef struct {
     const ParamTable *table;
     bool sharded;
-    size_t owned;    // elements of all slices together
-    Piece *pieces, *host_pieces;  // [piece_count] of tensors that lie in the slices, ascending
+    size_t owned;  // elements of all slices together
+    Piece *pieces,
+        *host_pieces;  // [piece_count] of tensors that lie in the slices, ascending
     size_t piece_count;
     floatX *params;  // (total), or (owned) if sharded
     float *grads;    // the same, always fp32: micro-batches accumulate in it
     float *m, *v;    // (owned) first and second moments
-    float *master;   // (owned) fp32 weights; NULL when floatX is float, where params are the master weights
+    float *master;  // (owned) fp32 weights; NULL when floatX is float, where params are the
+                    // master weights
 } State;
 
-// Gives a rank the flat buffer of a table, of which it owns nothing yet. Each piece begins a tensor, a slice or both;
-// a bucket has one slice at most.
+// Gives a rank the flat buffer of a table, of which it owns nothing yet. Each piece begins
+// a tensor, a slice or both; a bucket has one slice at most.
 static inline void state_create(State *state, const ParamTable *table) {
     memset(state, 0, sizeof *state);
     state->table = table;
-    state->host_pieces = (Piece *)host_alloc(table->count + table->bucket_count, sizeof(Piece));
+    state->host_pieces =
+        (Piece *)host_alloc(table->count + table->bucket_count, sizeof(Piece));
 }
 
-// Makes this rank the owner of `count` elements from lo on, behind all that it owns already.
+// Makes this rank the owner of `count` elements from lo on, behind all that it owns
+// already.
 static inline void state_own(State *state, size_t lo, size_t count) {
     const ParamTable *table = state->table;
-    size_t hi = lo + count, i = state->piece_count ? state->host_pieces[state->piece_count - 1].tensor : 0;
+    size_t hi = lo + count,
+           i = state->piece_count ? state->host_pieces[state->piece_count - 1].tensor : 0;
     for (; i < table->count && table->tensors[i].offset < hi; i++) {
         const Tensor *x = &table->tensors[i];
-        size_t begin = x->offset > lo ? x->offset : lo, end = x->offset + x->size < hi ? x->offset + x->size : hi;
+        size_t begin = x->offset > lo ? x->offset : lo,
+               end = x->offset + x->size < hi ? x->offset + x->size : hi;
         if (begin >= end) continue;
         size_t at = state->owned + (begin - lo), place = state->sharded ? at : begin;
         bool decays = x->spec->flags & TENSOR_DECAYS;
-        state->host_pieces[state->piece_count++] = {place, place + end - begin, at, i, 0, decays, begin - x->offset};
+        state->host_pieces[state->piece_count++] = {place,  place + end - begin, at, i, 0,
+                                                    decays, begin - x->offset};
     }
     state->owned += count;
 }
 
-static inline size_t state_held(const State *state) { return state->sharded ? state->owned : state->table->total; }
+static inline size_t state_held(const State *state) {
+    return state->sharded ? state->owned : state->table->total;
+}
 
-static inline void state_layout(State *state, Arena *weights, Arena *gradients, Arena *optimizer) {
+static inline void state_layout(State *state, Arena *weights, Arena *gradients,
+                                Arena *optimizer) {
     take(weights, state->params, state_held(state));
     take(gradients, state->grads, state_held(state));
     take(optimizer, state->m, state->owned);
@@ -65,7 +78,8 @@ static inline float *state_moments(const State *state, int kind) {
 }
 
 // Calls each(i) for i < count, with all cores if they are many.
-template <class Each> static inline void state_each(size_t count, Each each) {
+template <class Each>
+static inline void state_each(size_t count, Each each) {
 #ifdef _OPENMP
 #pragma omp parallel for if (count > 65536)
 #endif
@@ -73,24 +87,27 @@ template <class Each> static inline void state_each(size_t count, Each each) {
 }
 
 // Copies `count` elements of a device buffer to host floats, or back. Synchronous.
-template <typename T> static inline void state_download(float *host, const T *device, size_t count) {
+template <typename T>
+static inline void state_download(float *host, const T *device, size_t count) {
     T *copy = (T *)host_alloc(count, sizeof(T));
     CUDA_CHECK(cudaMemcpy(copy, device, count * sizeof(T), cudaMemcpyDeviceToHost));
     state_each(count, [&](size_t i) { host[i] = to_float(copy[i]); });
     free(copy);
 }
 
-template <typename T> static inline void state_upload(T *device, const float *host, size_t count) {
+template <typename T>
+static inline void state_upload(T *device, const float *host, size_t count) {
     T *copy = (T *)host_alloc(count, sizeof(T));
     state_each(count, [&](size_t i) { copy[i] = from_float<T>(host[i]); });
     CUDA_CHECK(cudaMemcpy(device, copy, count * sizeof(T), cudaMemcpyHostToDevice));
     free(copy);
 }
 
-// Makes the initial weights of elements [lo, hi) of a tensor's part. Every element depends on (seed, tensor, its global
-// position) alone, so each rank makes its own shard and any layout starts from the same model.
-static inline void state_random(const GPTConfig *config, const Tensor *x, float *host, size_t lo, size_t hi,
-                                uint64_t seed) {
+// Makes the initial weights of elements [lo, hi) of a tensor's part. Every element depends
+// on (seed, tensor, its global position) alone, so each rank makes its own shard and any
+// layout starts from the same model.
+static inline void state_random(const GPTConfig *config, const Tensor *x, float *host,
+                                size_t lo, size_t hi, uint64_t seed) {
     double stddev = config_spec(config)->stddev;
     if (x->spec->init == INIT_RESIDUAL) stddev /= sqrt(2.0 * (double)config->L);
     Run run;
@@ -103,8 +120,8 @@ static inline void state_random(const GPTConfig *config, const Tensor *x, float 
     }
 }
 
-// Makes the initial weights, and their master copies before they are rounded. Each is made once, with all cores: a
-// billion takes a core a minute.
+// Makes the initial weights, and their master copies before they are rounded. Each is made
+// once, with all cores: a billion takes a core a minute.
 static inline void state_initialise(State *state, float *host, uint64_t seed) {
     const ParamTable *table = state->table;
     for (size_t i = 0, next = 0; i < table->count; i++) {
@@ -120,17 +137,23 @@ static inline void state_initialise(State *state, float *host, uint64_t seed) {
                 state_random(&table->config, x, host, piece.first, piece.first + n, seed);
                 state_upload(state->params + piece.lo, host, n);
             }
-            if (state->master) state_upload(state->master + piece.at, host + (state->sharded ? 0 : piece.first), n);
+            if (state->master)
+                state_upload(state->master + piece.at,
+                             host + (state->sharded ? 0 : piece.first), n);
         }
     }
 }
 
 // How many kinds of state a rank has: weights, two moments and perhaps master weights.
-static inline int state_kinds(const State *state) { return state->master ? STATE_MASTER + 1 : STATE_MASTER; }
+static inline int state_kinds(const State *state) {
+    return state->master ? STATE_MASTER + 1 : STATE_MASTER;
+}
 
-// The state as a run begins: with a checkpoint's weights (--init), also with its optimizer (--resume), or with random
-// weights (dir NULL). Without an optimizer moments are 0, and master weights are the weights before they are rounded.
-static inline bool state_start(State *state, const char *dir, bool optimizer, uint64_t seed, Error *err) {
+// The state as a run begins: with a checkpoint's weights (--init), also with its optimizer
+// (--resume), or with random weights (dir NULL). Without an optimizer moments are 0, and
+// master weights are the weights before they are rounded.
+static inline bool state_start(State *state, const char *dir, bool optimizer, uint64_t seed,
+                               Error *err) {
     const ParamTable *table = state->table;
     float *host = (float *)host_alloc(table->largest, sizeof(float));
     bool ok = true;
@@ -140,18 +163,22 @@ static inline bool state_start(State *state, const char *dir, bool optimizer, ui
     CUDA_CHECK(cudaMemset(state->v, 0, state->owned * sizeof(float)));
     if (!dir) state_initialise(state, host, seed);
     for (int kind = STATE_WEIGHTS; dir && kind < state_kinds(state) && ok; kind++) {
-        bool all = kind == STATE_WEIGHTS && !state->sharded;  // every data rank has the weights of all
+        bool all = kind == STATE_WEIGHTS &&
+                   !state->sharded;  // every data rank has the weights of all
         StateKind of = optimizer ? (StateKind)kind : STATE_WEIGHTS;
         SafeTensors st = {};
         if (!optimizer && (kind == STATE_M || kind == STATE_V)) continue;
         ok = state_open(&st, dir, of, O_RDONLY, err);
         for (size_t i = 0; i < (all ? table->count : state->piece_count) && ok; i++) {
             const Tensor *x = &table->tensors[all ? i : state->host_pieces[i].tensor];
-            Piece piece = all ? Piece{x->offset, x->offset + x->size, 0, i, 0, false, 0} : state->host_pieces[i];
+            Piece piece = all ? Piece{x->offset, x->offset + x->size, 0, i, 0, false, 0}
+                              : state->host_pieces[i];
             size_t n = piece.hi - piece.lo;
             ok = slices_read(&st, x, of, host, piece.first, piece.first + n, err);
-            if (kind == STATE_WEIGHTS) state_upload(state->params + piece.lo, host, n);
-            else state_upload(state_moments(state, kind) + piece.at, host, n);
+            if (kind == STATE_WEIGHTS)
+                state_upload(state->params + piece.lo, host, n);
+            else
+                state_upload(state_moments(state, kind) + piece.at, host, n);
         }
         st_close(&st);
     }
@@ -159,24 +186,32 @@ static inline bool state_start(State *state, const char *dir, bool optimizer, ui
     return ok;
 }
 
-// Writes what this rank owns into the folder that checkpoint_create has made, or, without sums, its gradients into the
-// unfinished file of a dump, and waits until it is on the disk.
-static inline bool state_save(const State *state, const char *path, Checksums *sums, Error *err) {
+// Writes what this rank owns into the folder that checkpoint_create has made, or, without
+// sums, its gradients into the unfinished file of a dump, and waits until it is on the
+// disk.
+static inline bool state_save(const State *state, const char *path, Checksums *sums,
+                              Error *err) {
     float *host = (float *)host_alloc(state->table->largest, sizeof(float));
     bool ok = true;
-    for (int kind = STATE_WEIGHTS; kind < (sums ? state_kinds(state) : STATE_M) && ok; kind++) {
+    for (int kind = STATE_WEIGHTS; kind < (sums ? state_kinds(state) : STATE_M) && ok;
+         kind++) {
         SafeTensors st = {};
-        ok = sums ? state_open(&st, path, (StateKind)kind, O_RDWR, err) : st_open(&st, path, O_RDWR, err);
+        ok = sums ? state_open(&st, path, (StateKind)kind, O_RDWR, err)
+                  : st_open(&st, path, O_RDWR, err);
         for (size_t i = 0; i < state->piece_count && ok; i++) {
             Piece piece = state->host_pieces[i];
             size_t n = piece.hi - piece.lo;
-            if (!sums) state_download(host, state->grads + piece.lo, n);
-            else if (kind == STATE_WEIGHTS) state_download(host, state->params + piece.lo, n);
-            else state_download(host, state_moments(state, kind) + piece.at, n);
-            ok = slices_write(&st, &state->table->tensors[piece.tensor], (StateKind)kind, host, piece.first,
-                              piece.first + n, sums, err);
+            if (!sums)
+                state_download(host, state->grads + piece.lo, n);
+            else if (kind == STATE_WEIGHTS)
+                state_download(host, state->params + piece.lo, n);
+            else
+                state_download(host, state_moments(state, kind) + piece.at, n);
+            ok = slices_write(&st, &state->table->tensors[piece.tensor], (StateKind)kind,
+                              host, piece.first, piece.first + n, sums, err);
         }
-        ok = ok && (fsync(st.files[0]) == 0 || error_set(err, "cannot write %s: %s", st.path, strerror(errno)));
+        ok = ok && (fsync(st.files[0]) == 0 ||
+                    error_set(err, "cannot write %s: %s", st.path, strerror(errno)));
         st_close(&st);
     }
     free(host);

@@ -1,16 +1,18 @@
-// step.cuh: a training step but for its forwards and backwards: the data before them; loss, gradient norm and AdamW
-// after them.
+// step.cuh: a training step but for its forwards and backwards: the data before them; loss,
+// gradient norm and AdamW after them.
 //
-// defines: trainer_synchronize, trainer_load, trainer_begin_step, trainer_loss_share, trainer_sum,
-//          trainer_bad_weight, trainer_norm_failed,
-//          trainer_norm, trainer_adamw, trainer_end_step
+// defines: trainer_synchronize, trainer_load, trainer_begin_step, trainer_loss_share,
+//          trainer_sum, trainer_bad_weight, trainer_norm_failed, trainer_norm,
+//          trainer_adamw, trainer_end_step
 #ifndef LLMC_STEP_CUH
 #define LLMC_STEP_CUH
 
 #include "llmc/trainer.cuh"
 
-// Waits for a stream, or for all, like cudaStreamSynchronize. But it fails when NCCL finds that another rank has ended.
-static inline void trainer_synchronize([[maybe_unused]] Trainer *m, cudaStream_t stream = NULL) {
+// Waits for a stream, or for all, like cudaStreamSynchronize. But it fails when NCCL finds
+// that another rank has ended.
+static inline void trainer_synchronize([[maybe_unused]] Trainer *m,
+                                       cudaStream_t stream = NULL) {
 #ifndef NCCL_OVER_MPI  // there mpirun ends the others
     double asked = seconds_now();
     for (size_t i = 0; i < m->stream_count; i++) {
@@ -22,35 +24,50 @@ static inline void trainer_synchronize([[maybe_unused]] Trainer *m, cudaStream_t
         }
     }
 #endif
-    CUDA_CHECK(stream ? cudaStreamSynchronize(stream) : cudaDeviceSynchronize());  // which a virtual clock sees
+    CUDA_CHECK(stream ? cudaStreamSynchronize(stream)
+                      : cudaDeviceSynchronize());  // which a virtual clock sees
 }
 
-// Reads a batch of so many sequences, of which inputs and targets get this data rank's share. What cannot be read is 0,
-// and the next sum over all ranks tells them. data: NULL for the rows of --eval.
-static inline void trainer_load(Trainer *m, DataLoader *data, uint64_t first, size_t sequences, bool shuffle) {
+// Reads a batch of so many sequences, of which inputs and targets get this data rank's
+// share. What cannot be read is 0, and the next sum over all ranks tells them. data: NULL
+// for the rows of --eval.
+static inline void trainer_load(Trainer *m, DataLoader *data, uint64_t first,
+                                size_t sequences, bool shuffle) {
     trainer_set_batch(m, sequences);
     size_t count = sequences / m->readers, T = m->T, bytes = count * T * sizeof(int);
-    int *tokens = (int *)host_alloc(m->opt.seq + 1, sizeof(int));  // the targets are those behind the inputs
-    for (size_t i = 0; i < count && !m->data_failed && !m->opt.simulate; i++) {  // a simulation moves no data
+    int *tokens = (int *)host_alloc(
+        m->opt.seq + 1, sizeof(int));  // the targets are those behind the inputs
+    for (size_t i = 0; i < count && !m->data_failed && !m->opt.simulate;
+         i++) {  // a simulation moves no data
         size_t sample = first + m->reader * count + i;
-        if (!data) eval_sample(&m->eval, sample, m->opt.seq, tokens);
-        else m->data_failed = !dataloader_read(data, sample, shuffle, m->opt.seed, m->config.V, tokens, &m->data_error);
+        if (!data)
+            eval_sample(&m->eval, sample, m->opt.seq, tokens);
+        else
+            m->data_failed = !dataloader_read(data, sample, shuffle, m->opt.seed,
+                                              m->config.V, tokens, &m->data_error);
         for (size_t t = 0; t < T; t++) {
             size_t position = tokens_position(m->tokens, t);
-            m->host_inputs[i * T + t] = tokens[position], m->host_targets[i * T + t] = tokens[position + 1];
+            m->host_inputs[i * T + t] = tokens[position];
+            m->host_targets[i * T + t] = tokens[position + 1];
         }
     }
     free(tokens);
-    if (m->data_failed) memset(m->host_inputs, 0, bytes), memset(m->host_targets, 0, bytes);
-    CUDA_CHECK(cudaMemcpyAsync(m->inputs, m->host_inputs, bytes, cudaMemcpyHostToDevice, m->stream));
-    CUDA_CHECK(cudaMemcpyAsync(m->targets, m->host_targets, bytes, cudaMemcpyHostToDevice, m->stream));
+    if (m->data_failed) {
+        memset(m->host_inputs, 0, bytes);
+        memset(m->host_targets, 0, bytes);
+    }
+    CUDA_CHECK(cudaMemcpyAsync(m->inputs, m->host_inputs, bytes, cudaMemcpyHostToDevice,
+                               m->stream));
+    CUDA_CHECK(cudaMemcpyAsync(m->targets, m->host_targets, bytes, cudaMemcpyHostToDevice,
+                               m->stream));
 }
 
 static inline StepReport trainer_begin_step(Trainer *m) {
     StepReport report = {};
     report.step = m->progress.step + 1;
     timeline_collect(&m->timeline, 0);  // of what ran between the steps
-    m->timeline.on = m->opt.trace && m->progress.step < m->progress.first_step + m->opt.trace_steps;
+    m->timeline.on = m->opt.trace &&
+                     m->progress.step < m->progress.first_step + m->opt.trace_steps;
     m->step_began = seconds_now();
     trainer_clock_begin_step();
     size_t sequences = ramp_batch(&m->opt.ramp, m->opt.global_batch, m->progress.sample);
@@ -59,27 +76,32 @@ static inline StepReport trainer_begin_step(Trainer *m) {
     return report;
 }
 
-// This rank's part of the loss, from the sums of its micro-batches: the last stages' first tensor ranks have it, all
-// others add 0. Synchronises.
+// This rank's part of the loss, from the sums of its micro-batches: the last stages' first
+// tensor ranks have it, all others add 0. Synchronises.
 static inline double trainer_loss_share(Trainer *m) {
     bool ours = m->table.shard.head && m->grid.t_rank == 0;
     size_t bytes = m->micros * sizeof(double);
-    if (ours) CUDA_CHECK(cudaMemcpyAsync(m->host_sums, m->loss_sums, bytes, cudaMemcpyDeviceToHost, m->stream));
+    if (ours)
+        CUDA_CHECK(cudaMemcpyAsync(m->host_sums, m->loss_sums, bytes,
+                                   cudaMemcpyDeviceToHost, m->stream));
     trainer_synchronize(m);
     double sum = 0.0;
     for (size_t i = 0; i < m->micros && ours; i++) sum += m->host_sums[i];
     return sum;
 }
 
-// Sums the first `count` of host_totals over all ranks, through the device, and in one message with them the loss and
-// whether a rank could not read its data, which ends the run, or got a signal. Returns the batch's mean loss per token.
-// Synchronises.
+// Sums the first `count` of host_totals over all ranks, through the device, and in one
+// message with them the loss and whether a rank could not read its data, which ends the
+// run, or got a signal. Returns the batch's mean loss per token. Synchronises.
 static inline double trainer_sum(Trainer *m, size_t count, double loss) {
     double *x = m->host_totals;
     size_t bytes = (count + TOTALS_EXTRA) * sizeof(double);
-    x[count] = loss, x[count + 1] = m->data_failed, x[count + 2] = job_signalled();
+    x[count] = loss;
+    x[count + 1] = m->data_failed;
+    x[count + 2] = job_signalled();
     CUDA_CHECK(cudaMemcpyAsync(m->totals, x, bytes, cudaMemcpyHostToDevice, m->stream));
-    NCCL_CHECK(ncclAllReduce(m->totals, m->totals, count + TOTALS_EXTRA, ncclDouble, ncclSum, m->job.world, m->stream));
+    NCCL_CHECK(ncclAllReduce(m->totals, m->totals, count + TOTALS_EXTRA, ncclDouble,
+                             ncclSum, m->job.world, m->stream));
     CUDA_CHECK(cudaMemcpyAsync(x, m->totals, bytes, cudaMemcpyDeviceToHost, m->stream));
     trainer_synchronize(m, m->stream);
     if (x[count + 1] > 0.0) trainer_leave(m);
@@ -87,27 +109,31 @@ static inline double trainer_sum(Trainer *m, size_t count, double loss) {
     return x[count] / ((double)m->batch * (double)m->opt.seq);
 }
 
-// Writes this step's gradients, before clipping, as one unsharded F32 file with the names of the model. A failure of
-// any rank ends the run.
+// Writes this step's gradients, before clipping, as one unsharded F32 file with the names
+// of the model. A failure of any rank ends the run.
 static inline void trainer_dump_gradients(Trainer *m) {
     Error err;
     const char *path = m->opt.dump_gradients;
     char tmp[PATH_MAX];
     bool first = m->job.rank == 0, ok = path_print(tmp, &err, GRADIENTS_UNFINISHED, path);
-    ok = ok && (!first || slices_create(tmp, GRADIENTS_START, &m->config, STATE_WEIGHTS, STATE_WEIGHTS, ST_F32, &err));
+    ok = ok && (!first || slices_create(tmp, GRADIENTS_START, &m->config, STATE_WEIGHTS,
+                                        STATE_WEIGHTS, ST_F32, &err));
     job_agree(&m->job, ok, &err, 1);
     job_agree(&m->job, state_save(&m->share, tmp, NULL, &err), &err, 1);
-    ok = !first || rename(tmp, path) == 0 || error_set(&err, "cannot write %s: %s", path, strerror(errno));
+    ok = !first || rename(tmp, path) == 0 ||
+         error_set(&err, "cannot write %s: %s", path, strerror(errno));
     job_agree(&m->job, ok, &err, 1);
 }
 
-// Returns the first tensor of the whole model with a weight that is not finite, or the count of tensors. Collective.
+// Returns the first tensor of the whole model with a weight that is not finite, or the
+// count of tensors. Collective.
 static inline size_t trainer_bad_weight(Trainer *m) {
     const State *state = &m->state;
     uint64_t bad = count_tensors(&m->config);
     float *host = (float *)host_alloc(m->table.largest, sizeof(float));
     for (size_t i = 0; i < (state->sharded ? state->piece_count : m->table.count); i++) {
-        const Tensor *x = &m->table.tensors[state->sharded ? state->host_pieces[i].tensor : i];
+        const Tensor *x =
+            &m->table.tensors[state->sharded ? state->host_pieces[i].tensor : i];
         size_t lo = state->sharded ? state->host_pieces[i].lo : x->offset;
         size_t count = state->sharded ? state->host_pieces[i].hi - lo : x->size;
         state_download(host, state->params + lo, count);
@@ -119,43 +145,60 @@ static inline size_t trainer_bad_weight(Trainer *m) {
     return bad;
 }
 
-// Ends the run because the loss or the norm of the gradient is not finite. The weights are to blame if they are not; a
-// gradient is only if others are finite, since a loss that is not makes all of them so. totals: [tensors] squared norms.
-static inline void trainer_norm_failed(Trainer *m, const StepReport *report, const double *totals) {
+// Ends the run because the loss or the norm of the gradient is not finite. The weights are
+// to blame if they are not; a gradient is only if others are finite, since a loss that is
+// not makes all of them so. totals: [tensors] squared norms.
+static inline void trainer_norm_failed(Trainer *m, const StepReport *report,
+                                       const double *totals) {
     Error err;
     const char *from = m->opt.resume ? m->opt.resume : m->opt.init;
-    size_t tensors = count_tensors(&m->config), weight = trainer_bad_weight(m), first = 0, finite = 0;
+    size_t tensors = count_tensors(&m->config), weight = trainer_bad_weight(m), first = 0,
+           finite = 0;
     for (size_t i = tensors; i-- > 0;) {
-        if (isfinite(totals[i])) finite++;
-        else first = i;
+        if (isfinite(totals[i]))
+            finite++;
+        else
+            first = i;
     }
-    const Tensor named = tensor_describe(&m->config, weight < tensors ? weight : first, 1, 0);
+    const Tensor named =
+        tensor_describe(&m->config, weight < tensors ? weight : first, 1, 0);
     const char *name = named.name;
     if (weight < tensors && from && !has_moved(m))
         error_set(&err, "the weights of %s are not finite: %s", from, name);
     else if (weight < tensors)
-        error_set(&err, "step %zu: the weights are not finite any more: %s; resume from a checkpoint before the loss "
-                  "grew, or start again, with a lower --lr", report->step, name);
+        error_set(&err,
+                  "step %zu: the weights are not finite any more: %s; resume from a "
+                  "checkpoint before the loss "
+                  "grew, or start again, with a lower --lr",
+                  report->step, name);
     else if (finite)
-        error_set(&err, "step %zu: the loss is %g and %s is the first tensor whose gradient is not finite; nothing was "
-                  "updated; resume from a checkpoint before the loss grew, or start again, with a lower --lr",
+        error_set(&err,
+                  "step %zu: the loss is %g and %s is the first tensor whose gradient is "
+                  "not finite; nothing was "
+                  "updated; resume from a checkpoint before the loss grew, or start again, "
+                  "with a lower --lr",
                   report->step, report->loss, name);
     else
-        error_set(&err, "step %zu: the loss is %g and no gradient is finite, though all weights are; nothing was "
-                  "updated; resume from a checkpoint before the loss grew, or start again, with a lower --lr",
+        error_set(&err,
+                  "step %zu: the loss is %g and no gradient is finite, though all weights "
+                  "are; nothing was "
+                  "updated; resume from a checkpoint before the loss grew, or start again, "
+                  "with a lower --lr",
                   report->step, report->loss);
     job_agree(&m->job, false, &err, 1);
 }
 
-// Loss and gradient norm of the step, once the gradients of all ranks are summed. Squares are summed per tensor in
-// double on the device, then over the ranks, then in the order of the whole model's table. Ends the run if one is not
-// finite, or if a rank could not read its data.
+// Loss and gradient norm of the step, once the gradients of all ranks are summed. Squares
+// are summed per tensor in double on the device, then over the ranks, then in the order of
+// the whole model's table. Ends the run if one is not finite, or if a rank could not read
+// its data.
 static inline void trainer_norm(Trainer *m, StepReport *report) {
     size_t count = m->share.piece_count, tensors = count_tensors(&m->config);
     double *totals = m->host_totals, sum = 0.0;
-    global_norm_squared(m->norms, m->norm_scratch, m->state.grads, m->share.pieces, count, m->table.largest,
-                        m->share.owned, m->stream);
-    CUDA_CHECK(cudaMemcpyAsync(m->host_norms, m->norms, count * sizeof(double), cudaMemcpyDeviceToHost, m->stream));
+    global_norm_squared(m->norms, m->norm_scratch, m->state.grads, m->share.pieces, count,
+                        m->table.largest, m->share.owned, m->stream);
+    CUDA_CHECK(cudaMemcpyAsync(m->host_norms, m->norms, count * sizeof(double),
+                               cudaMemcpyDeviceToHost, m->stream));
     double loss = trainer_loss_share(m);
     memset(totals, 0, tensors * sizeof(double));
     for (size_t i = 0; i < count; i++) {
@@ -166,21 +209,28 @@ static inline void trainer_norm(Trainer *m, StepReport *report) {
     for (size_t i = 0; i < tensors; i++) sum += totals[i];
     report->grad_norm = sqrt(sum);
     if (!isfinite(report->loss) || !isfinite(sum)) trainer_norm_failed(m, report, totals);
-    if (m->opt.dump_gradients && m->progress.step == m->progress.first_step) trainer_dump_gradients(m);
+    if (m->opt.dump_gradients && m->progress.step == m->progress.first_step)
+        trainer_dump_gradients(m);
 }
 
-// AdamW (Loshchilov and Hutter 2019) on what this rank owns, with gradients clipped to --clip.
+// AdamW (Loshchilov and Hutter 2019) on what this rank owns, with gradients clipped to
+// --clip.
 static inline void trainer_adamw(Trainer *m, StepReport *report) {
     const Options *o = &m->opt;
-    report->lr = learning_rate((LRSchedule)o->lr_schedule, report->step, o->warmup, o->steps, o->lr, o->lr_final);
-    double scale = o->clip > 0.0 && report->grad_norm > o->clip ? o->clip / report->grad_norm : 1.0;
-    AdamW h = adamw_factors(report->lr, o->beta1, o->beta2, o->eps, o->weight_decay, (double)report->step, scale);
+    report->lr = learning_rate((LRSchedule)o->lr_schedule, report->step, o->warmup,
+                               o->steps, o->lr, o->lr_final);
+    double scale =
+        o->clip > 0.0 && report->grad_norm > o->clip ? o->clip / report->grad_norm : 1.0;
+    AdamW h = adamw_factors(report->lr, o->beta1, o->beta2, o->eps, o->weight_decay,
+                            (double)report->step, scale);
     Span span(m, m->stream, "optimizer");
-    adamw_update(m->state.params, m->state.master, m->state.grads, m->state.m, m->state.v, m->state.pieces,
-                 m->state.piece_count, m->adamw_blocks, m->state.owned, h, m->stream);
+    adamw_update(m->state.params, m->state.master, m->state.grads, m->state.m, m->state.v,
+                 m->state.pieces, m->state.piece_count, m->adamw_blocks, m->state.owned, h,
+                 m->stream);
 }
 
-// Waits for the update (ZeRO's weights may still be on their way), counts the step and logs it.
+// Waits for the update (ZeRO's weights may still be on their way), counts the step and logs
+// it.
 static inline void trainer_end_step(Trainer *m, StepReport *report) {
     trainer_synchronize(m, m->stream);
     timeline_collect(&m->timeline, report->step);
