@@ -10,6 +10,7 @@ it.
 Fails if a kernel has more scalar arithmetic than its budget below: then a compiler has stopped to make vectors of a
 loop, which costs a factor of 4 to 16. It needs g++ and objdump.
 """
+
 import sys
 
 if {"-h", "--help"} & set(sys.argv[1:]):
@@ -20,7 +21,7 @@ import re
 import subprocess
 import tempfile
 
-FLAGS = '-std=c++17 -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math -mprefer-vector-width=512 -w'.split()
+FLAGS = "-std=c++17 -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math -mprefer-vector-width=512 -w".split()
 
 # (function that launches, part of the launch's name, which of its launches, most scalar arithmetic of the loop with
 # most vector arithmetic, and of all). What is not 0 are the last elements of a row or a share, the sum of a
@@ -55,7 +56,9 @@ void all(float *x, int *i, size_t n, Layernorm ln, AdamW h, Piece *p, cudaStream
 }
 '''
 
-ARITHMETIC = re.compile(r'v?(add|sub|mul|div|sqrt|max|min|cmp\w*|u?comi|f[n]?m(add|sub)\d+|and|andn|or|xor)([ps])s$')
+ARITHMETIC = re.compile(
+    r"v?(add|sub|mul|div|sqrt|max|min|cmp\w*|u?comi|f[n]?m(add|sub)\d+|and|andn|or|xor)([ps])s$"
+)
 
 
 def functions(arch, folder):
@@ -64,10 +67,29 @@ def functions(arch, folder):
     with open(source, 'w') as f:
         f.write(SOURCE)
     compiler = os.environ.get('CXX', 'g++').split()
-    subprocess.run(compiler + FLAGS + [f'-march={arch}', '-fopenmp', '-Illmc/cpu', '-Illmc/mpi', '-I.',
-                                       '-DPRECISION_FP32', '-c', '-o', program, source], check=True)
-    text = subprocess.run(['objdump', '-dC', '--no-show-raw-insn', program], check=True, capture_output=True,
-                          text=True).stdout
+    subprocess.run(
+        compiler
+        + FLAGS
+        + [
+            f"-march={arch}",
+            "-fopenmp",
+            "-Illmc/cpu",
+            "-Illmc/mpi",
+            "-I.",
+            "-DPRECISION_FP32",
+            "-c",
+            "-o",
+            program,
+            source,
+        ],
+        check=True,
+    )
+    text = subprocess.run(
+        ["objdump", "-dC", "--no-show-raw-insn", program],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
     found, code = {}, []
     for line in text.splitlines():
         head = re.match(r'[0-9a-f]+ <(.*)>:$', line)
@@ -84,9 +106,15 @@ def functions(arch, folder):
 def hot_loop(code):
     """(vector, scalar) of the innermost loop with most vector arithmetic, and the scalar arithmetic of them all."""
     loops = [(target, at) for at, _, target in code if target is not None and target <= at]
-    inner = [(a, b) for a, b in loops if not any(a <= c and d <= b and (a, b) != (c, d) for c, d in loops)]
-    kinds = [[m[3] for at, name, _ in code if first <= at <= last for m in [ARITHMETIC.match(name)] if m]
-             for first, last in inner]
+    inner = [
+        (a, b)
+        for a, b in loops
+        if not any(a <= c and d <= b and (a, b) != (c, d) for c, d in loops)
+    ]
+    kinds = [
+        [m[3] for at, name, _ in code if first <= at <= last for m in [ARITHMETIC.match(name)] if m]
+        for first, last in inner
+    ]
     best = max(((k.count('p'), k.count('s')) for k in kinds), default=(0, 0))
     return *best, sum(k.count('s') for k in kinds)
 
@@ -98,16 +126,24 @@ def main():
         for arch in 'x86-64-v3', 'x86-64-v4':
             found = functions(arch, folder)
             for function, part, launch, most, most_of_all in LOOPS:
-                bodies = [code for name, code in found.items()
-                          if name.startswith(f'CpuWork<{function}') and '::body(' in name and part in name and
-                          f'#{launch}' in name.split('::body(')[0][len(function):] and '[clone .cold' not in name]
+                bodies = [
+                    code
+                    for name, code in found.items()
+                    if name.startswith(f"CpuWork<{function}")
+                    and "::body(" in name
+                    and part in name
+                    and f"#{launch}" in name.split("::body(")[0][len(function) :]
+                    and "[clone .cold" not in name
+                ]
                 loops = [hot_loop(code) for code in bodies]
                 vector, scalar, of_all = max(loops, default=(0, 0, 0))
                 of_all = max((loop[2] for loop in loops), default=0)
                 good = vector > 0 and scalar <= most and of_all <= most_of_all
                 passed, failed = passed + good, failed + (not good)
                 name = f'{function.split("<")[0]} {launch if function == "attention_rows" else ""}'
-                print(f'{"" if good else "FAIL "}{name:44} {arch:10} {vector:6} {scalar:6} {of_all:6}')
+                print(
+                    f'{"" if good else "FAIL "}{name:44} {arch:10} {vector:6} {scalar:6} {of_all:6}'
+                )
     print(f'{passed} passed, {failed} failed')
     return failed > 0
 

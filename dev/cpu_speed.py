@@ -8,6 +8,7 @@ neighbours in time; its median over TURNS=9 turns is printed, and the median of 
 times are those that the CPU spent in the program, so that other programs on the machine matter little; with more
 threads they are of the clock on the wall, and the machine must be quiet.
 """
+
 import sys
 
 if {"-h", "--help"} & set(sys.argv[1:]):
@@ -83,15 +84,34 @@ def floor(layers, channels, columns, rows):
     size, number = ctypes.c_int64, ctypes.c_float
     matrix = ctypes.POINTER(ctypes.c_float)
     char = ctypes.c_char
-    dnnl.dnnl_sgemm.argtypes = [char, char, size, size, size, number, matrix, size, matrix, size, number, matrix, size]
+    dnnl.dnnl_sgemm.argtypes = [
+        char,
+        char,
+        size,
+        size,
+        size,
+        number,
+        matrix,
+        size,
+        matrix,
+        size,
+        number,
+        matrix,
+        size,
+    ]
     work = list(products(layers, channels, columns, rows))
     # Three rings, from which each product takes the next places, as each layer has weights and activations of its own.
-    largest = [max(a * b for a, b in sides) for sides in zip(*(((m, k), (k, n), (m, n)) for m, n, k, _, _ in work))]
+    largest = [
+        max(a * b for a, b in sides)
+        for sides in zip(*(((m, k), (k, n), (m, n)) for m, n, k, _, _ in work))
+    ]
     rings = [(ctypes.c_float * (longest + (4 << 20)))() for longest in largest]
     some = (ctypes.c_float * (1 << 16))(*((i * 7919 % 1009 - 504) / 1009 for i in range(1 << 16)))
     for ring in rings[:2]:
         for i in range(0, ctypes.sizeof(ring), ctypes.sizeof(some)):
-            ctypes.memmove(ctypes.byref(ring, i), some, min(ctypes.sizeof(some), ctypes.sizeof(ring) - i))
+            ctypes.memmove(
+                ctypes.byref(ring, i), some, min(ctypes.sizeof(some), ctypes.sizeof(ring) - i)
+            )
     at = [0, 0, 0]
     while True:
         for m, n, k, x, y in work:
@@ -102,8 +122,21 @@ def floor(layers, channels, columns, rows):
                 places.append(ctypes.cast(ctypes.byref(rings[i], 4 * at[i]), matrix))
                 at[i] = (at[i] + length + 15) // 16 * 16
             a, b, c = places
-            status = dnnl.dnnl_sgemm(x.encode(), y.encode(), m, n, k, 1.0, a, m if x == 'T' else k, b,
-                                     k if y == 'T' else n, 0.0, c, n)
+            status = dnnl.dnnl_sgemm(
+                x.encode(),
+                y.encode(),
+                m,
+                n,
+                k,
+                1.0,
+                a,
+                m if x == "T" else k,
+                b,
+                k if y == "T" else n,
+                0.0,
+                c,
+                n,
+            )
             if status != 0:
                 sys.exit(f'error: dnnl_sgemm returned {status}')
         print('step', flush=True)
@@ -132,8 +165,12 @@ def vectors():
 def torch_version(peer):
     if not peer:
         return ''
-    found = subprocess.run([peer, '-c', 'import torch; print(torch.__version__)'], stdout=subprocess.PIPE,
-                           stderr=subprocess.DEVNULL, text=True)
+    found = subprocess.run(
+        [peer, "-c", "import torch; print(torch.__version__)"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
     return found.stdout.strip() if found.returncode == 0 else ''
 
 
@@ -143,10 +180,16 @@ def main():
     build, pattern = (sys.argv[1:] + ['build/cpu-fp32', ''][len(sys.argv) - 1:])[:2]
     peer, turns = os.environ.get('PEER', ''), int(os.environ.get('TURNS', 9))
     version = torch_version(peer)
-    names = ['ours'] + ['floor'] * bool(ctypes.util.find_library('dnnl')) + ['eager', 'compile'] * bool(version)
+    names = (
+        ["ours"]
+        + ["floor"] * bool(ctypes.util.find_library("dnnl"))
+        + ["eager", "compile"] * bool(version)
+    )
     clock = 'milliseconds of CPU time' if THREADS == 1 else 'milliseconds'
-    print(f'{processor()} ({vectors()}), {THREADS} thread{"s" if THREADS > 1 else ""}, fp32, {clock} a step'
-          f'{", PyTorch " + version if version else ""}.\n')
+    print(
+        f'{processor()} ({vectors()}), {THREADS} thread{"s" if THREADS > 1 else ""}, fp32, {clock} a step'
+        f'{", PyTorch " + version if version else ""}.\n'
+    )
     if peer and not version:
         print(f'PyTorch was not compared: {peer} has no torch.\n')
     print('| work | ' + ' | '.join(names + ['ours / ' + name for name in names[1:]]) + ' |')
@@ -158,10 +201,28 @@ def main():
         flags = [word for name, n in zip(FLAGS, shape) for word in ('--' + name, str(n))]
         torch = [peer, 'dev/torch_gpt2.py', '--device', 'cpu', '--steps', '1000000'] + flags
         commands = {
-            'ours': [build + '/train_gpt', '--train-data', tokens.name, '--val-every', '0', '--steps', '1000000'] + flags,
-            'floor': [sys.executable, __file__, '--floor', str(layers), str(channels), str((vocab + 127) // 128 * 128),
-                      str(batch * seq)],
-            'eager': torch + ['--compile', '0'], 'compile': torch + ['--compile', '1']}
+            "ours": [
+                build + "/train_gpt",
+                "--train-data",
+                tokens.name,
+                "--val-every",
+                "0",
+                "--steps",
+                "1000000",
+            ]
+            + flags,
+            "floor": [
+                sys.executable,
+                __file__,
+                "--floor",
+                str(layers),
+                str(channels),
+                str((vocab + 127) // 128 * 128),
+                str(batch * seq),
+            ],
+            "eager": torch + ["--compile", "0"],
+            "compile": torch + ["--compile", "1"],
+        }
         programs = []
         try:
             for name in names:
@@ -170,8 +231,14 @@ def main():
         finally:
             for program in programs:
                 program.end()
-        medians = [f'{1e3 * statistics.median(column):.{0 if row.startswith("GPT") else 1}f}' for column in zip(*times)]
-        ratios = [f'{statistics.median(turn[0] / turn[i] for turn in times):.2f}' for i in range(1, len(names))]
+        medians = [
+            f'{1e3 * statistics.median(column):.{0 if row.startswith("GPT") else 1}f}'
+            for column in zip(*times)
+        ]
+        ratios = [
+            f"{statistics.median(turn[0] / turn[i] for turn in times):.2f}"
+            for i in range(1, len(names))
+        ]
         print(f'| {row} | ' + ' | '.join(medians + ratios) + ' |', flush=True)
 
 

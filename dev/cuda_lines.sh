@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# cuda_lines.sh: the lines of llmc/ that only nvcc compiles, a row for each file, and what executes them without a GPU:
-# the table of dev/results/sass.md.
+# cuda_lines.sh: the lines of llmc/ that only nvcc compiles, a row for each file, and what executes
+# them without a GPU: the table of dev/results/sass.md.
 set -u
 case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/.." || exit 1
 
-# Lines between #ifdef __CUDACC__ (or a condition with it) and its #else or #endif; with #ifndef, those behind #else.
-# Lines that GPU_SHAPES=1 or GPU_QUEUE=1 compiles too do not count.
+# Lines between #ifdef __CUDACC__ (or a condition with it) and its #else or #endif; with #ifndef,
+# those behind #else. Lines that GPU_SHAPES=1 or GPU_QUEUE=1 compiles too do not count.
 lines() {
     awk 'FNR == 1 { depth = 0 }
         /^#if/ { depth++; on[depth] = 0; other[depth] = 0

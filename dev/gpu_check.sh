@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# gpu_check.sh: one command for a machine with a GPU, in stages. Each has a time limit and writes its part of
-# dev/results/NAME.md at once: a stage that fails, hangs or is cut off takes nothing from the others.
+# gpu_check.sh: one command for a machine with a GPU, in stages. Each has a time limit and writes
+# its part of dev/results/NAME.md at once: a stage that fails, hangs or is cut off takes nothing
+# from the others.
 #
 #   machine    what this machine is
 #   build      programs for CUDA in both precisions, and train_gpt with a timer around each kernel
@@ -13,7 +14,8 @@
 #   ranks      eight ranks on this machine's GPUs, in six layouts, against one rank
 #   suite      make test, if STAGES names it
 #
-# Sized for some five minutes on an H200, without the build: the sanitizer and PyTorch's compiler take most of them.
+# Sized for some five minutes on an H200, without the build: the sanitizer and PyTorch's compiler
+# take most of them.
 #
 #   dev/gpu_check.sh                       all but the suite
 #   STAGES='machine golden' dev/gpu_check.sh
@@ -22,8 +24,9 @@
 #   LLMC=path dev/gpu_check.sh             times path/train_gpt2cu, a build of llm.c, as well
 #   REHEARSE=1 dev/gpu_check.sh            the same stages without a GPU: small sizes, on the stand-ins
 #
-# STEPS: steps that are timed (40). D12_BATCH, D48_BATCH: sequences at a time (64, 16), halved until they fit. KERNELS:
-# programs of dev/cuda. LIMITS='d12=600 bench=60': seconds of these stages. NAME: of the report.
+# STEPS: steps that are timed (40). D12_BATCH, D48_BATCH: sequences at a time (64, 16), halved until
+# they fit. KERNELS: programs of dev/cuda. LIMITS='d12=600 bench=60': seconds of these stages. NAME:
+# of the report.
 set -uo pipefail
 case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/.." || exit 1
@@ -36,7 +39,7 @@ fp32=build/$device-fp32 bf16=build/$device-bf16
 kernels=${KERNELS:-adamw attention classifier encoder gelu global_norm layernorm matmul moe rmsnorm rope swiglu}
 mkdir -p "$work"
 
-# ---- what is built, and packed for a machine without compiler, MPI, cJSON and PCRE2 ------------------------------------
+# ---- what is built, and packed for a machine without compiler, MPI, cJSON and PCRE2 --------------
 
 # programs PRECISION: what the stages start.
 programs() {
@@ -51,12 +54,14 @@ build_all() {  # build_all [VARIABLE=VALUE]...: of make
     [ "$device" = cuda ] && carrier+=(NCCL=mpi) && rm -f "$fp32/train_gpt_3d" "$bf16/train_gpt_3d"
     for precision in bf16 fp32; do
         # shellcheck disable=SC2046
-        make -j"$(nproc)" DEVICE=$device PRECISION=$precision "${carrier[@]}" $(programs $precision) || return 1
+        make -j"$(nproc)" DEVICE=$device PRECISION=$precision "${carrier[@]}" \
+            $(programs $precision) || return 1
     done
     make DEVICE=$device PRECISION=bf16 "${carrier[@]}" PROFILE=1 "$bf16-profile/train_gpt"
 }
 
-# copy_libraries PROGRAM...: what they need beside the C library and what comes with a driver or with PyTorch.
+# copy_libraries PROGRAM...: what they need beside the C library and what comes with a driver or
+# with PyTorch.
 copy_libraries() {
     ldd "$@" 2>/dev/null | awk '$2 == "=>" && $3 ~ /^\// { print $3 }' | sort -u |
         grep -vE '/(libc|libm|libdl|libpthread|librt|libcublas.*|libnccl.*|libcuda.*)\.so' |
@@ -77,9 +82,11 @@ make_pack() {
         mkdir -p "$libraries$plugins"
         cp "$plugins"/*.so "$libraries$plugins/"
         copy_libraries "$plugins"/mca_pmix_*.so
-        path=$(ldd "$plugins"/mca_pmix_*.so | awk '/libpmix/ { print $3; exit }')  # has plugins of its own
+        # Has plugins of its own
+        path=$(ldd "$plugins"/mca_pmix_*.so | awk '/libpmix/ { print $3; exit }')
         [ -z "$path" ] || cp -r "$(dirname "$(readlink -f "$path")")/pmix" $libraries/usr/lib/
-        for path in orterun orted; do cp -L "$(command -v $path)" $libraries/usr/bin/ && copy_libraries "$(command -v $path)"; done
+        for path in orterun orted; do cp -L "$(command -v $path)" $libraries/usr/bin/ &&
+            copy_libraries "$(command -v $path)"; done
         mv $libraries/usr/bin/orterun $libraries/usr/bin/mpirun
         cp -r "$(ompi_info --path pkgdatadir | sed 's/.*: //')" $libraries/usr/share/
     fi
@@ -95,12 +102,14 @@ unpack() {
     wheels=$(python3 -c 'import glob, os, torch; d = os.path.dirname(torch.__file__)
 print(":".join([d + "/lib"] + glob.glob(os.path.dirname(d) + "/nvidia/*/lib")))' 2>/dev/null)
     export LD_LIBRARY_PATH=$PWD/$libraries${wheels:+:$wheels}${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
-    export OPAL_PREFIX=$PWD/$libraries/usr PMIX_LIBDIR=$PWD/$libraries/usr/lib OMPI_MCA_mca_base_component_show_load_errors=0
+    export OPAL_PREFIX=$PWD/$libraries/usr PMIX_LIBDIR=$PWD/$libraries/usr/lib \
+        OMPI_MCA_mca_base_component_show_load_errors=0
     export MPIRUN="$PWD/$libraries/usr/bin/mpirun --oversubscribe --bind-to none --allow-run-as-root"
 }
 
-# ---- stages ------------------------------------------------------------------------------------------------------------
-# Each prints its part of the report. Exit code 3: there is nothing to do here, and the last line says why.
+# ---- stages --------------------------------------------------------------------------------------
+# Each prints its part of the report. Exit code 3: there is nothing to do here, and the last line
+# says why.
 
 # The first line of a command's output that matches, or "not found".
 version() {
@@ -181,8 +190,8 @@ int32() {
     for i in 0 8 16 24; do printf '%b' "\\x$(printf '%02x' $((($1 >> i) & 255)))"; done
 }
 
-# shard FILE TOKENS: random tokens in the format of the data shards. Every byte is below 196, so that every token is
-# below 50257.
+# shard FILE TOKENS: random tokens in the format of the data shards. Every byte is below 196, so
+# that every token is below 50257.
 shard() {
     {
         int32 20240520
@@ -193,14 +202,16 @@ shard() {
     } >"$1"
 }
 
-# trains NAME BATCH SEQ FLAGS...: the median of STEPS steps, the first ten left out, with the largest batch that fits;
-# then the table of kernels; then the same model by others. LAYERS, HEADS, CHANNELS and VOCAB are the model's.
+# trains NAME BATCH SEQ FLAGS...: the median of STEPS steps, the first ten left out, with the
+# largest batch that fits; then the table of kernels; then the same model by others. LAYERS, HEADS,
+# CHANNELS and VOCAB are the model's.
 trains() {
     local name=$1 batch=$2 seq=$3 steps=${STEPS:-40} timed median
     shift 3
     while :; do
         shard "$work/tokens.bin" $((batch * seq * (steps + 1) + 1))
-        run=("$@" --max-seq "$seq" --seq "$seq" --micro-batch "$batch" --global-batch "$batch" --train-data "$work/tokens.bin")
+        run=("$@" --max-seq "$seq" --seq "$seq" --micro-batch "$batch" --global-batch "$batch" \
+            --train-data "$work/tokens.bin")
         echo "\$ train_gpt ${run[*]} --steps $steps"
         "$bf16/train_gpt" "${run[@]}" --steps "$steps" >"$work/output" 2>&1 && break
         tail -n 2 "$work/output"
@@ -215,19 +226,23 @@ trains() {
     timed=$bf16-profile/train_gpt
     if [ -x "$timed" ]; then
         echo
-        "$timed" "${run[@]}" --steps 8 --trace "$work/trace.json" 2>&1 | sed -n '/^kernel  /,/^all  /p'
+        "$timed" "${run[@]}" --steps 8 --trace "$work/trace.json" 2>&1 |
+            sed -n '/^kernel  /,/^all  /p'
     else
         echo "$timed is not built: no table of kernels"
     fi
     echo
     if python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
-        python3 dev/torch_gpt2.py --micro-batch "$batch" --seq "$seq" --steps "$steps" --layers "$LAYERS" --heads "$HEADS" \
+        python3 dev/torch_gpt2.py --micro-batch "$batch" --seq "$seq" --steps "$steps" --layers \
+            "$LAYERS" --heads "$HEADS" \
             --channels "$CHANNELS" --vocab "$VOCAB"
     else
         echo "PyTorch with CUDA is not installed: nothing to compare with"
     fi
-    if [ -x "${LLMC:-}/train_gpt2cu" ]; then  # validates every -v steps, which must not be 0, and at the end (-m batches)
-        "$LLMC/train_gpt2cu" -i "$work/tokens.bin" -j "$work/tokens.bin" -e "${name%% *}" -b "$batch" -t "$seq" -d $((batch * seq)) \
+    # Validates every -v steps, which must not be 0, and at the end (-m batches)
+    if [ -x "${LLMC:-}/train_gpt2cu" ]; then
+        "$LLMC/train_gpt2cu" -i "$work/tokens.bin" -j "$work/tokens.bin" -e "${name%% *}" -b \
+            "$batch" -t "$seq" -d $((batch * seq)) \
             -x "$steps" -v 1000000000 -m 1 -s 0 -h 0 2>&1 | grep -a '^step' | tail -n 5
     fi
     rm -f "$work/tokens.bin"
@@ -265,8 +280,10 @@ losses() {
     shift
     rm -f "$work/log.jsonl"
     # shellcheck disable=SC2086
-    OMP_NUM_THREADS=1 $launch -n "$ranks" "$fp32/train_gpt_3d" --init dev/test/golden --train-data dev/test/golden/train.bin \
-        --seq 24 --global-batch 8 --steps 3 --val-every 0 --log "$work/log.jsonl" "$@" >"$work/output" 2>&1 || return 1
+    OMP_NUM_THREADS=1 $launch -n "$ranks" "$fp32/train_gpt_3d" --init dev/test/golden --train-data \
+        dev/test/golden/train.bin \
+        --seq 24 --global-batch 8 --steps 3 --val-every 0 --log "$work/log.jsonl" "$@" \
+            >"$work/output" 2>&1 || return 1
     sed -n 's/.*"loss":\([0-9.]*\).*/\1/p' "$work/log.jsonl" | xargs
 }
 stage_ranks() {
@@ -276,7 +293,8 @@ stage_ranks() {
     command -v "${launch%% *}" >/dev/null || nothing "no mpirun here"
     one=$(losses 1 --micro-batch 1) || { tail -n 5 "$work/output"; return 1; }
     echo "1 rank: losses $one"
-    for layout in '--tensor 2 --data 4' '--tensor 2 --data 4 --sequence-parallel 1' '--data 8 --zero 0' \
+    for layout in '--tensor 2 --data 4' '--tensor 2 --data 4 --sequence-parallel 1' \
+        '--data 8 --zero 0' \
         '--pipeline 2 --data 4' '--tensor 2 --data 2 --pipeline 2 --sequence-parallel 1' \
         '--tensor 2 --data 2 --pipeline 2 --virtual 1 --schedule gpipe'; do
         # shellcheck disable=SC2086
@@ -295,7 +313,7 @@ stage_suite() {
     make test DEVICE=$device "${carrier[@]}"
 }
 
-# ---- the report --------------------------------------------------------------------------------------------------------
+# ---- the report ----------------------------------------------------------------------------------
 
 case ${1:-} in
     --pack) make_pack; exit ;;

@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
-# lessons.sh [LESSON]: prints every edge of the tree of trainers, or the edge to one: the diff of the two files, one
-# function at a time, each under its name. Line 2 of a lesson names its parent; the four at the top follow each other.
+# lessons.sh [LESSON]: prints every edge of the tree of trainers, or the edge to one: the diff of
+# the two files, one function at a time, each under its name. Line 2 of a lesson names its parent;
+# the four at the top follow each other.
 set -eu
 case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/.."
 color=never
 [ ! -t 1 ] || color=always
 
-# Cuts a trainer into a folder: a file for each function, struct or other part, named by its place and its name.
+# Cuts a trainer into a folder: a file for each function, struct or other part, named by its place
+# and its name.
 cut_parts() {  # cut_parts FILE FOLDER
     awk -v folder="$2" '
         function flush() { printf "%s", text > (folder "/" name); close(folder "/" name); text = "" }
@@ -39,7 +41,8 @@ edge() {  # edge PARENT CHILD
     rm -rf "$old" "$new"
 }
 
-edges=('train_gpt.cu train_gpt_tp.cu' 'train_gpt_tp.cu train_gpt_pp.cu' 'train_gpt_pp.cu train_gpt_3d.cu')
+edges=('train_gpt.cu train_gpt_tp.cu' 'train_gpt_tp.cu train_gpt_pp.cu' \
+    'train_gpt_pp.cu train_gpt_3d.cu')
 for lesson in dev/lessons/*.cu; do
     edges+=("$(sed -n '2s,^// parent: ,,p' "$lesson") $lesson")
 done

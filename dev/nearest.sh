@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# nearest.sh WORD NAME...: prints the NAME from which the fewest letters differ, if these are at most a third of WORD's.
+# nearest.sh WORD NAME...: prints the NAME from which the fewest letters differ, if these are at
+# most a third of WORD's.
 set -eu
 case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac
 word=$1

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# probe.sh cpu|cuda COMPILER [C_COMPILER [MPI]]: finds out by linking small programs which libraries work, and prints
-# variables for the Makefile, which keeps the answer in build/probe-DEVICE.mk. No other part of the build looks for
-# libraries: it refuses to build if this reports MISSING ones, which dev/setup.sh installs. It can do without the ones
-# reported under WITHOUT. With MPI, mpicxx.MPI and mpirun.MPI are taken, as Debian names them: openmpi or mpich.
+# probe.sh cpu|cuda COMPILER [C_COMPILER [MPI]]: finds out by linking small programs which libraries
+# work, and prints variables for the Makefile, which keeps the answer in build/probe-DEVICE.mk. No
+# other part of the build looks for libraries: it refuses to build if this reports MISSING ones,
+# which dev/setup.sh installs. It can do without the ones reported under WITHOUT. With MPI,
+# mpicxx.MPI and mpirun.MPI are taken, as Debian names them: openmpi or mpich.
 set -uo pipefail
 case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac
 
@@ -33,7 +34,8 @@ host=() # how a flag reaches the host compiler
 # Without a compiler nothing else can be found out.
 printf 'int main(void) { return 0; }\n' >"$folder/probe.c"
 # shellcheck disable=SC2086
-if ! links 'int main() { return 0; }' || ! $c_compiler -o "$folder/probe" "$folder/probe.c" >/dev/null 2>&1; then
+if ! links 'int main() { return 0; }' || ! $c_compiler -o "$folder/probe" "$folder/probe.c" \
+    >/dev/null 2>&1; then
     missing+=(compiler)
     answer
 fi
@@ -41,7 +43,8 @@ fi
 # The widest vectors that there are: compilers prefer 32 bytes for the clock of older processors.
 for native in '-march=native -mprefer-vector-width=512' -march=native; do
     # shellcheck disable=SC2086
-    if links 'int main() { return 0; }' $(printf -- "${host[*]} %s " $native); then say NATIVE "$native" && break; fi
+    if links 'int main() { return 0; }' $(printf -- "${host[*]} %s " $native); then say NATIVE \
+        "$native" && break; fi
 done
 
 if links '#include <omp.h>

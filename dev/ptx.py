@@ -18,6 +18,7 @@ run one way after the other: always those that are furthest behind, so that they
 
 options: --precision bf16|fp32, --source FOLDER (that has llmc/ and the program), --define NAME (for the preprocessor)
 """
+
 import argparse
 import ctypes
 import os
@@ -30,7 +31,11 @@ import traceback
 try:
     import numpy as np
 except ImportError:
-    print(__doc__ if {'-h', '--help'} & set(sys.argv) else 'skip: numpy is not installed\n0 passed, 0 failed')
+    print(
+        __doc__
+        if {"-h", "--help"} & set(sys.argv)
+        else "skip: numpy is not installed\n0 passed, 0 failed"
+    )
     sys.exit(0)
 
 
@@ -44,10 +49,31 @@ class Unsupported(Exception):
 
 # ---- PTX as text -------------------------------------------------------------------------------------------
 
-TYPES = {'u8': np.uint8, 's8': np.int8, 'b8': np.uint8, 'u16': np.uint16, 's16': np.int16, 'b16': np.uint16,
-         'u32': np.uint32, 's32': np.int32, 'b32': np.uint32, 'f32': np.float32, 'u64': np.uint64, 's64': np.int64,
-         'b64': np.uint64, 'f64': np.float64, 'pred': np.bool_}
-STORED = {'pred': np.bool_, 'b16': np.uint16, 'b32': np.uint32, 'f32': np.uint32, 'b64': np.uint64, 'f64': np.uint64}
+TYPES = {
+    "u8": np.uint8,
+    "s8": np.int8,
+    "b8": np.uint8,
+    "u16": np.uint16,
+    "s16": np.int16,
+    "b16": np.uint16,
+    "u32": np.uint32,
+    "s32": np.int32,
+    "b32": np.uint32,
+    "f32": np.float32,
+    "u64": np.uint64,
+    "s64": np.int64,
+    "b64": np.uint64,
+    "f64": np.float64,
+    "pred": np.bool_,
+}
+STORED = {
+    "pred": np.bool_,
+    "b16": np.uint16,
+    "b32": np.uint32,
+    "f32": np.uint32,
+    "b64": np.uint64,
+    "f64": np.uint64,
+}
 GAP = 32  # bytes that belong to nobody between two shared arrays
 
 
@@ -127,7 +153,9 @@ def read_kernels(text):
     starts = list(re.finditer(r'\.entry (\w+)', text))
     if re.search(r'^\s*(\.visible )?\.(global|const|func)', text, re.M):
         raise Unsupported('variables or functions outside of kernels')
-    shared = re.findall(r'\.shared \.align (\d+) \.b8\s+(\w+)\[(\d+)\]', text)  # some are declared outside
+    shared = re.findall(
+        r"\.shared \.align (\d+) \.b8\s+(\w+)\[(\d+)\]", text
+    )  # some are declared outside
     return {m[1]: Kernel(m[1], text[m.end():text.index('\n}', m.end())], shared) for m in starts}
 
 
@@ -191,24 +219,40 @@ class Memory:
         if recent.any():
             wrong = recent & (writer != who) & ((writer // m.threads != block) | (written >= era))
             if wrong.any():
-                m.blame(wrong.any(1), at, f'race: {"writes" if write else "reads"} what another thread wrote, '
-                        'and no barrier is between', writer[wrong][0])
+                m.blame(
+                    wrong.any(1),
+                    at,
+                    f'race: {"writes" if write else "reads"} what another thread wrote, '
+                    "and no barrier is between",
+                    writer[wrong][0],
+                )
         reader, read = self.reader[units], self.read[units]
         recent = read >= start
         of_block = np.where(reader >= 0, reader // m.threads, -2 - reader)
         if write:
             wrong = recent & (reader != who) & ((of_block != block) | (read >= era))
             if wrong.any():
-                m.blame(wrong.any(1), at, 'race: writes what another thread read, and no barrier is between',
-                        reader[wrong][0])
+                m.blame(
+                    wrong.any(1),
+                    at,
+                    "race: writes what another thread read, and no barrier is between",
+                    reader[wrong][0],
+                )
             self.writer[units] = who
             wrong = self.writer[units] != who
             if wrong.any():
-                m.blame(wrong.any(1), at, 'race: two threads write at once', self.writer[units][wrong][0])
+                m.blame(
+                    wrong.any(1),
+                    at,
+                    "race: two threads write at once",
+                    self.writer[units][wrong][0],
+                )
             self.written[units] = era
         else:
             old = ~recent | ((of_block == block) & (read < era)) | (reader == who)
-            now = np.where(old, who, np.where(of_block == block, -2 - block, SEVERAL)).astype(np.int32)
+            now = np.where(old, who, np.where(of_block == block, -2 - block, SEVERAL)).astype(
+                np.int32
+            )
             self.reader[units], self.read[units] = now, era
             clash = self.reader[units] != now  # of several threads at once the last one is noted
             if clash.any():
@@ -342,8 +386,10 @@ class Machine:
             return True
         if last:
             t = int(self.thread[self.sel][missing != 0][0])
-            raise Fault(f'lanes missing: mask {int(missing[missing != 0][0]):#010x} (block {self.blocks[t]}, thread '
-                        f'{self.number[t]})\n    at {text}')
+            raise Fault(
+                f"lanes missing: mask {int(missing[missing != 0][0]):#010x} (block {self.blocks[t]}, thread "
+                f"{self.number[t]})\n    at {text}"
+            )
         return False
 
 
@@ -472,7 +518,11 @@ def pick_bytes(a, b, selector):
     for i in range(4):
         nibble = selector >> np.uint32(4 * i)
         byte = both >> (np.uint64(8) * (nibble & np.uint32(7)).astype(np.uint64)) & np.uint64(255)
-        byte = np.where(nibble & np.uint32(8), np.where(byte & np.uint64(128), np.uint64(255), np.uint64(0)), byte)
+        byte = np.where(
+            nibble & np.uint32(8),
+            np.where(byte & np.uint64(128), np.uint64(255), np.uint64(0)),
+            byte,
+        )
         result = result | byte.astype(np.uint32) << np.uint32(8 * i)
     return result
 
@@ -493,20 +543,53 @@ def bfloat16(x):
     return np.where(np.isnan(x), np.uint32(0x7FFF), up >> np.uint32(16))
 
 
-COMPARE = {'eq': np.equal, 'ne': np.not_equal, 'lt': np.less, 'le': np.less_equal, 'gt': np.greater,
-           'ge': np.greater_equal, 'lo': np.less, 'ls': np.less_equal, 'hi': np.greater, 'hs': np.greater_equal}
+COMPARE = {
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "lo": np.less,
+    "ls": np.less_equal,
+    "hi": np.greater,
+    "hs": np.greater_equal,
+}
 
 # name -> function of the sources, which all have the instruction's type; these are others
 SIMPLE = {
-    'add': np.add, 'sub': np.subtract, 'div': divide, 'rem': lambda a, b: a - divide(a, b) * b, 'neg': np.negative,
-    'abs': np.abs, 'and': np.bitwise_and, 'or': np.bitwise_or, 'xor': np.bitwise_xor, 'not': np.invert,
-    'shl': shift_left, 'shr': shift_right, 'fma': fused, 'mov': lambda a: a,
-    'selp': lambda a, b, p: np.where(p, a, b), 'prmt': pick_bytes, 'bfi': insert_bits,
-    'copysign': lambda a, b: np.copysign(b, a), 'ex2': np.exp2, 'lg2': np.log2, 'rcp': lambda a: 1 / a, 'sqrt': np.sqrt,
-    'rsqrt': lambda a: 1 / np.sqrt(a), 'popc': lambda a: np.bitwise_count(a).astype(np.uint32),
+    "add": np.add,
+    "sub": np.subtract,
+    "div": divide,
+    "rem": lambda a, b: a - divide(a, b) * b,
+    "neg": np.negative,
+    "abs": np.abs,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "not": np.invert,
+    "shl": shift_left,
+    "shr": shift_right,
+    "fma": fused,
+    "mov": lambda a: a,
+    "selp": lambda a, b, p: np.where(p, a, b),
+    "prmt": pick_bytes,
+    "bfi": insert_bits,
+    "copysign": lambda a, b: np.copysign(b, a),
+    "ex2": np.exp2,
+    "lg2": np.log2,
+    "rcp": lambda a: 1 / a,
+    "sqrt": np.sqrt,
+    "rsqrt": lambda a: 1 / np.sqrt(a),
+    "popc": lambda a: np.bitwise_count(a).astype(np.uint32),
 }
-SOURCES = {('shl', 1): np.uint32, ('shr', 1): np.uint32, ('selp', 2): np.bool_, ('bfi', 2): np.uint32,
-           ('bfi', 3): np.uint32}
+SOURCES = {
+    ("shl", 1): np.uint32,
+    ("shr", 1): np.uint32,
+    ("selp", 2): np.bool_,
+    ("bfi", 2): np.uint32,
+    ("bfi", 3): np.uint32,
+}
 
 
 def arithmetic(kernel, ins):
@@ -526,7 +609,11 @@ def arithmetic(kernel, ins):
         to = wide(kind)
         if name == 'mad':
             gets[2] = source(kernel, operands[2], to)
-        work = (lambda a, b: a.astype(to) * b) if name == 'mul' else (lambda a, b, c: a.astype(to) * b + c)
+        work = (
+            (lambda a, b: a.astype(to) * b)
+            if name == "mul"
+            else (lambda a, b, c: a.astype(to) * b + c)
+        )
     mode = next((p[1] for p in parts if p in ('rm', 'rp', 'rz')), None)
     if mode and real:
         if kind != np.float32 or name not in ('add', 'sub', 'mul', 'fma'):
@@ -578,10 +665,25 @@ def compare(kernel, ins):
     test, kind = ins.parts[1], TYPES[ins.type]
     if len(ins.operands) != 3 or '|' in ins.operands[0]:
         raise Unsupported(ins.opcode)
-    put, a, b = destination(kernel, ins.operands[0]), *(source(kernel, t, kind) for t in ins.operands[1:])
-    if np.dtype(kind).kind == 'f' and test in ('equ', 'neu', 'ltu', 'leu', 'gtu', 'geu'):  # also true of a NaN
-        no = {'equ': np.not_equal, 'neu': np.equal, 'ltu': np.greater_equal, 'leu': np.greater, 'gtu': np.less_equal,
-              'geu': np.less}[test]
+    put, a, b = destination(kernel, ins.operands[0]), *(
+        source(kernel, t, kind) for t in ins.operands[1:]
+    )
+    if np.dtype(kind).kind == "f" and test in (
+        "equ",
+        "neu",
+        "ltu",
+        "leu",
+        "gtu",
+        "geu",
+    ):  # also true of a NaN
+        no = {
+            "equ": np.not_equal,
+            "neu": np.equal,
+            "ltu": np.greater_equal,
+            "leu": np.greater,
+            "gtu": np.less_equal,
+            "geu": np.less,
+        }[test]
         if test == 'neu':
             return lambda m: put(m, np.not_equal(a(m), b(m)))
         if test == 'equ':
@@ -598,7 +700,9 @@ def compare(kernel, ins):
 def convert(kernel, ins):
     parts = ins.parts[1:]
     if parts[-2:] in (['bf16', 'f32'], ['bf16x2', 'f32']):
-        put, gets = destination(kernel, ins.operands[0]), [source(kernel, t, np.float32) for t in ins.operands[1:]]
+        put, gets = destination(kernel, ins.operands[0]), [
+            source(kernel, t, np.float32) for t in ins.operands[1:]
+        ]
         if 'rn' not in parts:
             raise Unsupported(ins.opcode)
         if len(gets) == 1:
@@ -612,7 +716,9 @@ def convert(kernel, ins):
     whole = {'rzi': np.trunc, 'rni': np.rint, 'rmi': np.floor, 'rpi': np.ceil}
     steps = [whole[p] for p in modes if p in whole]
     if 'sat' in modes:
-        steps.append(lambda x: np.fmin(np.fmax(np.where(np.isnan(x), of.type(0), x), of.type(0)), of.type(1)))
+        steps.append(
+            lambda x: np.fmin(np.fmax(np.where(np.isnan(x), of.type(0), x), of.type(0)), of.type(1))
+        )
     if of.kind == 'f' and to.kind != 'f':
         least, most = np.iinfo(to).min, np.iinfo(to).max
         steps.append(lambda x: np.where(np.isnan(x), 0, x).astype(np.longdouble).clip(least, most))
@@ -627,7 +733,11 @@ def convert(kernel, ins):
     return work
 
 
-WINDOW = {'shared': np.uint64(1 << 56), 'local': np.uint64(2 << 56), 'global': np.uint64(0)}  # generic addresses
+WINDOW = {
+    "shared": np.uint64(1 << 56),
+    "local": np.uint64(2 << 56),
+    "global": np.uint64(0),
+}  # generic addresses
 
 
 def convert_address(kernel, ins):
@@ -767,7 +877,12 @@ def shuffle(kernel, ins):
         lane = (index_of(m) % 32).astype(np.int64)
         segment, c = c >> 8 & 31, c & 31
         last = lane & segment | c & ~segment
-        from_ = {'up': lane - b, 'down': lane + b, 'bfly': lane ^ b, 'idx': lane & segment | b & 31 & ~segment}[mode]
+        from_ = {
+            "up": lane - b,
+            "down": lane + b,
+            "bfly": lane ^ b,
+            "idx": lane & segment | b & 31 & ~segment,
+        }[mode]
         inside = from_ >= last if mode == 'up' else from_ <= last
         other = index_of(m) - lane + np.where(inside, from_, lane)
         every = np.zeros(m.n, np.uint32)
@@ -781,7 +896,11 @@ def shuffle(kernel, ins):
 
 
 def vote(kernel, ins):
-    mode, put, get = ins.parts[2], destination(kernel, ins.operands[0]), source(kernel, ins.operands[1], np.bool_)
+    mode, put, get = (
+        ins.parts[2],
+        destination(kernel, ins.operands[0]),
+        source(kernel, ins.operands[1], np.bool_),
+    )
 
     def work(m):
         every = np.zeros(m.n, np.int64)
@@ -789,8 +908,11 @@ def vote(kernel, ins):
         running = np.zeros(m.n, bool)
         running[m.sel] = True
         warps = every.reshape(-1, 32)
-        result = {'any': warps.any(1), 'all': (warps.astype(bool) | ~running.reshape(-1, 32)).all(1),
-                  'ballot': (warps << np.arange(32)).sum(1).astype(np.uint32)}[mode]
+        result = {
+            "any": warps.any(1),
+            "all": (warps.astype(bool) | ~running.reshape(-1, 32)).all(1),
+            "ballot": (warps << np.arange(32)).sum(1).astype(np.uint32),
+        }[mode]
         put(m, np.repeat(result, 32)[m.sel])
     return work
 
@@ -810,7 +932,7 @@ def multiply(kernel, ins):
 
     def work(m):
         warps = len(index_of(m)) // 32
-        a = np.empty((warps, 2, 8, 2, 4, 2), np.float32)   # row half, g, column half, t, low or high
+        a = np.empty((warps, 2, 8, 2, 4, 2), np.float32)  # row half, g, column half, t, low or high
         b = np.empty((warps, 2, 4, 2, 8), np.float32)      # row half, t, low or high, column g
         for i, get in enumerate(get_a):
             for j, x in enumerate(halves(get(m))):
@@ -833,7 +955,9 @@ def load_matrices(kernel, ins):
     def work(m):
         _, at = where(m)
         m.shared.touch(m, at, 16, False)
-        rows = m.shared.get((at[:, None] + np.arange(0, 16, 2)).reshape(-1), np.uint16).reshape(-1, 4, 8, 8)
+        rows = m.shared.get((at[:, None] + np.arange(0, 16, 2)).reshape(-1), np.uint16).reshape(
+            -1, 4, 8, 8
+        )
         if trans:
             rows = rows.swapaxes(2, 3)
         words = np.ascontiguousarray(rows).view(np.uint32)
@@ -842,8 +966,19 @@ def load_matrices(kernel, ins):
     return work
 
 
-DECODE = {'mov': move, 'cvta': convert_address, 'setp': compare, 'cvt': convert, 'ld': access, 'st': access,
-          'cp': asynchronous, 'shfl': shuffle, 'vote': vote, 'mma': multiply, 'ldmatrix': load_matrices}
+DECODE = {
+    "mov": move,
+    "cvta": convert_address,
+    "setp": compare,
+    "cvt": convert,
+    "ld": access,
+    "st": access,
+    "cp": asynchronous,
+    "shfl": shuffle,
+    "vote": vote,
+    "mma": multiply,
+    "ldmatrix": load_matrices,
+}
 
 
 def guarded(kernel, guard, step):
@@ -874,7 +1009,9 @@ def decode(kernel):
             if name == 'bra':
                 there = kernel.labels[ins.operands[0]]
                 if ins.guard:
-                    block.end = lambda m, c=predicate(kernel, ins.guard), t=there, h=number + 1: m.branch(c(m), t, h)
+                    block.end = lambda m, c=predicate(
+                        kernel, ins.guard
+                    ), t=there, h=number + 1: m.branch(c(m), t, h)
                 else:
                     block.end = lambda m, t=there: t
             elif name in ('ret', 'exit'):
@@ -889,7 +1026,9 @@ def decode(kernel):
             else:
                 step = DECODE.get(name, arithmetic)(kernel, ins)
                 if ins.warp:
-                    mask = source(kernel, ins.operands[-1] if name in ('shfl', 'vote') else '-1', np.int32)
+                    mask = source(
+                        kernel, ins.operands[-1] if name in ("shfl", "vote") else "-1", np.int32
+                    )
                     block.meets = meeting(mask, ins.text)
                 block.run.append(guarded(kernel, ins.guard, step) if ins.guard else step)
     kernel.decoded = True
@@ -953,21 +1092,48 @@ class Interpreter:
 def compiled(program, precision, source, defines):
     """Compiles a program unless that is done, with no code for any GPU but PTX. Returns the library and the PTX."""
     name = os.path.splitext(os.path.basename(program))[0]
-    folder = os.path.abspath(os.path.join(source, 'build', 'ptx', '-'.join([name, precision] + defines)))
+    folder = os.path.abspath(
+        os.path.join(source, "build", "ptx", "-".join([name, precision] + defines))
+    )
     library, text = f'{folder}/{name}.so', f'{folder}/{name}.ptx'
     runtime = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'ptx_runtime.cpp')
     inputs = [os.path.join(top, file) for tree in ('llmc', 'dev/cuda') for top, _, files in
               os.walk(os.path.join(source, tree)) for file in files] + [runtime]
-    if all(map(os.path.exists, (library, text))) and os.path.getmtime(library) > max(map(os.path.getmtime, inputs)):
+    if all(map(os.path.exists, (library, text))) and os.path.getmtime(library) > max(
+        map(os.path.getmtime, inputs)
+    ):
         return library, text
     nvcc = os.environ.get('NVCC') or shutil.which('nvcc') or '/usr/local/cuda/bin/nvcc'
     if not os.path.exists(nvcc):
         sys.exit('skip: there is no nvcc\n0 passed, 0 failed')
     os.makedirs(folder, exist_ok=True)
-    subprocess.run([nvcc, '-std=c++17', '-O3', f'-I{source}', f'-DPRECISION_{precision.upper()}',
-                    *(f'-D{d}' for d in defines), '-gencode', 'arch=compute_80,code=compute_80',
-                    '-diag-suppress', '177', '-shared', '-cudart', 'none', '-Xcompiler', '-fPIC,-O1,-fopenmp', '-keep',
-                    '-keep-dir', folder, '-o', library, os.path.join(source, program), runtime], check=True)
+    subprocess.run(
+        [
+            nvcc,
+            "-std=c++17",
+            "-O3",
+            f"-I{source}",
+            f"-DPRECISION_{precision.upper()}",
+            *(f"-D{d}" for d in defines),
+            "-gencode",
+            "arch=compute_80,code=compute_80",
+            "-diag-suppress",
+            "177",
+            "-shared",
+            "-cudart",
+            "none",
+            "-Xcompiler",
+            "-fPIC,-O1,-fopenmp",
+            "-keep",
+            "-keep-dir",
+            folder,
+            "-o",
+            library,
+            os.path.join(source, program),
+            runtime,
+        ],
+        check=True,
+    )
     return library, text
 
 
@@ -980,19 +1146,30 @@ def load(library, interpreter):
         ctypes.CFUNCTYPE(None, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int)(interpreter.memory))
     program.ptx_start.restype = ctypes.c_void_p
     base = program.ptx_start(*program.hooks, ctypes.byref(size))
-    interpreter.device = Memory(np.frombuffer((ctypes.c_uint8 * size.value).from_address(base), np.uint8))
+    interpreter.device = Memory(
+        np.frombuffer((ctypes.c_uint8 * size.value).from_address(base), np.uint8)
+    )
     interpreter.device.base = np.uint64(base)
     return program
 
 
 def readable(mangled):
-    text = subprocess.run(['c++filt'], input='\n'.join(mangled), capture_output=True, text=True, check=True).stdout
-    return [re.sub(r'\(.*', '', re.sub(r'\((int|bool|unsigned int)\)|^void ', '', line)) for line in text.splitlines()]
+    text = subprocess.run(
+        ["c++filt"], input="\n".join(mangled), capture_output=True, text=True, check=True
+    ).stdout
+    return [
+        re.sub(r"\(.*", "", re.sub(r"\((int|bool|unsigned int)\)|^void ", "", line))
+        for line in text.splitlines()
+    ]
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-                                     usage='ptx.py [options] PROGRAM.cu [ARGUMENT...]', add_help=True)
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="ptx.py [options] PROGRAM.cu [ARGUMENT...]",
+        add_help=True,
+    )
     parser.add_argument('program')
     parser.add_argument('arguments', nargs='*')
     parser.add_argument('--precision', choices=['bf16', 'fp32'], default='bf16')
@@ -1003,15 +1180,24 @@ def main():
     interpreter = Interpreter(read_kernels(open(text).read()))
     program = load(library, interpreter)
     words = [options.program] + options.arguments
-    code = program.main(len(words), (ctypes.c_char_p * (len(words) + 1))(*map(str.encode, words), None))
+    code = program.main(
+        len(words), (ctypes.c_char_p * (len(words) + 1))(*map(str.encode, words), None)
+    )
     ctypes.CDLL(None).fflush(None)
-    kernels = sorted(zip(readable(interpreter.kernels), interpreter.kernels.values()), key=lambda x: x[0])
-    print(f'\n{"launches":>8} {"instructions":>14}  kernel, {options.precision}: instructions of threads')
+    kernels = sorted(
+        zip(readable(interpreter.kernels), interpreter.kernels.values()), key=lambda x: x[0]
+    )
+    print(
+        f'\n{"launches":>8} {"instructions":>14}  kernel, {options.precision}: instructions of threads'
+    )
     for name, kernel in kernels:
         if kernel.launches:
             print(f'{kernel.launches:8} {kernel.executed:14,}  {name}')
     idle = [name for name, kernel in kernels if not kernel.launches]
-    print(f'{len(kernels) - len(idle)} kernels of {len(kernels)} ran' + (f'; not {", ".join(idle)}' if idle else ''))
+    print(
+        f"{len(kernels) - len(idle)} kernels of {len(kernels)} ran"
+        + (f'; not {", ".join(idle)}' if idle else "")
+    )
     return code
 
 

@@ -19,6 +19,7 @@ It needs nvcc, c++filt, and nvdisasm (of the CUDA toolkit, or the PyPI package n
 nvcc, or named by NVCC and NVDISASM. Without nvdisasm there are registers, shared memory and spills, and no budgets.
 ARCHITECTURES='90' and PRECISIONS='bf16' leave out the others.
 """
+
 import sys
 
 if {"-h", "--help"} & set(sys.argv[1:]):
@@ -35,41 +36,51 @@ import tempfile
 # failure too.
 BUDGETS = [
     # 64 keys of a head of 64 channels and 32 rows: 128 products of 16 x 8 x 16 by a warp
-    ('attention_forward_mma_kernel<Mma<64>, false>', 'bf16', 'instructions', 600),
-    ('attention_forward_mma_kernel<Mma<64>, false>', 'bf16', 'each', 3.6),
+    ("attention_forward_mma_kernel<Mma<64>, false>", "bf16", "instructions", 600),
+    ("attention_forward_mma_kernel<Mma<64>, false>", "bf16", "each", 3.6),
     # 16 rows with dropout: 64 products, 4 blocks of Philox a lane
-    ('attention_forward_mma_kernel<Mma<64>, true>', 'bf16', 'instructions', 750),
+    ("attention_forward_mma_kernel<Mma<64>, true>", "bf16", "instructions", 750),
     # of a pair of ranks, whose rows have positions of their own; with dropout these number the masks
-    ('attention_forward_mma_kernel<Mma<64, Pair>, false>', 'bf16', 'instructions', 600),
-    ('attention_forward_mma_kernel<Mma<64, Pair>, true>', 'bf16', 'instructions', 870),
-    ('attention_backward_query_mma_kernel<Mma<64, Pair>, false>', 'bf16', 'instructions', 380),
+    ("attention_forward_mma_kernel<Mma<64, Pair>, false>", "bf16", "instructions", 600),
+    ("attention_forward_mma_kernel<Mma<64, Pair>, true>", "bf16", "instructions", 870),
+    ("attention_backward_query_mma_kernel<Mma<64, Pair>, false>", "bf16", "instructions", 380),
     # 64 queries against 64 keys and values, for each head of q that a head of k serves: 128 products by a warp
-    ('attention_backward_key_mma_kernel<Mma<64>, false>', 'bf16', 'instructions', 500),
+    ("attention_backward_key_mma_kernel<Mma<64>, false>", "bf16", "instructions", 500),
     # Hopper's: 64 keys of a head of 64 channels and 64 rows by a warpgroup; 64 queries of a head of 128. Two blocks fit.
-    ('attention_forward_wgmma_kernel<Wgmma<64, 64, 4, 2, false>>', 'bf16', 'instructions', 270),
-    ('attention_forward_wgmma_kernel<Wgmma<64, 64, 4, 2, false>>', 'bf16', 'registers', 128),
-    ('attention_backward_query_wgmma_kernel<Wgmma<64, 64, 4, 2, false>>', 'bf16', 'instructions', 275),
-    ('attention_backward_query_wgmma_kernel<Wgmma<64, 64, 4, 2, false>>', 'bf16', 'registers', 128),
-    ('attention_backward_key_wgmma_kernel<Wgmma<64, 64, 4, 1, true>>', 'bf16', 'registers', 168),
-    ('attention_forward_wgmma_kernel<Wgmma<128, 128, 2, 1, true>>', 'bf16', 'registers', 168),
-    ('attention_backward_query_wgmma_kernel<Wgmma<128, 64, 3, 1, true>>', 'bf16', 'registers', 168),
-    ('attention_backward_key_wgmma_kernel<Wgmma<128, 64, 3, 1, false>>', 'bf16', 'instructions', 470),
+    ("attention_forward_wgmma_kernel<Wgmma<64, 64, 4, 2, false>>", "bf16", "instructions", 270),
+    ("attention_forward_wgmma_kernel<Wgmma<64, 64, 4, 2, false>>", "bf16", "registers", 128),
+    (
+        "attention_backward_query_wgmma_kernel<Wgmma<64, 64, 4, 2, false>>",
+        "bf16",
+        "instructions",
+        275,
+    ),
+    ("attention_backward_query_wgmma_kernel<Wgmma<64, 64, 4, 2, false>>", "bf16", "registers", 128),
+    ("attention_backward_key_wgmma_kernel<Wgmma<64, 64, 4, 1, true>>", "bf16", "registers", 168),
+    ("attention_forward_wgmma_kernel<Wgmma<128, 128, 2, 1, true>>", "bf16", "registers", 168),
+    ("attention_backward_query_wgmma_kernel<Wgmma<128, 64, 3, 1, true>>", "bf16", "registers", 168),
+    (
+        "attention_backward_key_wgmma_kernel<Wgmma<128, 64, 3, 1, false>>",
+        "bf16",
+        "instructions",
+        470,
+    ),
     # the merge of a ring's outputs: reads 8 bytes and writes 4 for each channel
-    ('attention_merge_kernel', 'bf16', 'each', 32),
+    ("attention_merge_kernel", "bf16", "each", 32),
     # 24 a logit: 10 where 16 bytes are 8 logits that are read, 14 where they are 4 that are read and written
-    ('classifier_stats_kernel<8>', 'bf16', 'each', 80),
-    ('classifier_gradient_kernel<8>', 'bf16', 'each', 56),
+    ("classifier_stats_kernel<8>", "bf16", "each", 80),
+    ("classifier_gradient_kernel<8>", "bf16", "each", 56),
     # Llama's block: a rotation is 4 multiplications for 2 elements, silu an exponential and a division
-    ('rope_kernel<8>', 'bf16', 'each', 16),
-    ('swiglu_kernel<8, false>', 'bf16', 'each', 38),
-    ('swiglu_kernel<8, true>', 'bf16', 'each', 37),
-    ('relu2_kernel<8>', 'bf16', 'each', 29),
-    ('layernorm_forward_kernel<8, 1, false>', 'bf16', 'each', 20),
-    ('layernorm_backward_columns_kernel<8, 1, 1>', 'bf16', 'each', 48),
+    ("rope_kernel<8>", "bf16", "each", 16),
+    ("swiglu_kernel<8, false>", "bf16", "each", 38),
+    ("swiglu_kernel<8, true>", "bf16", "each", 37),
+    ("relu2_kernel<8>", "bf16", "each", 29),
+    ("layernorm_forward_kernel<8, 1, false>", "bf16", "each", 20),
+    ("layernorm_backward_columns_kernel<8, 1, 1>", "bf16", "each", 48),
     # without dropout's branch: 48 and 64 warps on a multiprocessor
-    ('layernorm_forward_kernel<8, 0, false>', 'bf16', 'registers', 40),
-    ('residual_forward_kernel<8, 0, false>', 'bf16', 'registers', 32),
-    ('layernorm_backward_columns_kernel<8, 1, 0>', 'bf16', 'each', 54),
+    ("layernorm_forward_kernel<8, 0, false>", "bf16", "registers", 40),
+    ("residual_forward_kernel<8, 0, false>", "bf16", "registers", 32),
+    ("layernorm_backward_columns_kernel<8, 1, 0>", "bf16", "each", 54),
 ]
 
 # What must not shrink: (kernel, precision, column, least).
@@ -80,20 +91,32 @@ FLOORS = [
 
 # Warps on a multiprocessor: (what, kernel, precision, threads of a block, least).
 OCCUPANCY = [
-    ('layernorm backward, C = 768', 'layernorm_backward_columns_kernel<8, 1, 0>', 'bf16', 768, 16),
-    ('layernorm backward, C = 1600', 'layernorm_backward_columns_kernel<8, 1, 0>', 'bf16', 672, 16),
-    ('layernorm backward, C = 12288', 'layernorm_backward_columns_kernel<8, 3, 0>', 'bf16', 512, 16),
+    ("layernorm backward, C = 768", "layernorm_backward_columns_kernel<8, 1, 0>", "bf16", 768, 16),
+    ("layernorm backward, C = 1600", "layernorm_backward_columns_kernel<8, 1, 0>", "bf16", 672, 16),
+    (
+        "layernorm backward, C = 12288",
+        "layernorm_backward_columns_kernel<8, 3, 0>",
+        "bf16",
+        512,
+        16,
+    ),
 ]
 
 ARCHITECTURE_OF = {90: '90a'}  # what the Makefile compiles for it
 SHARED_OF_SM = {80: 164 * 1024, 90: 228 * 1024}  # bytes; a block costs 1 KiB more than it uses
-ADDRESS = re.compile(r'^\s*/\*([0-9a-f]{4,})\*/\s+(?:(@!?U?P\d+|@!?U?PT)\s+)?([A-Z][A-Z0-9_.]*)\s*([^;]*);')
+ADDRESS = re.compile(
+    r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:(@!?U?P\d+|@!?U?PT)\s+)?([A-Z][A-Z0-9_.]*)\s*([^;]*);"
+)
 
 
 def tool(variable, folder, name):
     """The path of a tool, or None."""
     beside = os.path.join(folder, name)
-    return os.environ.get(variable) or shutil.which(name) or (beside if os.path.exists(beside) else None)
+    return (
+        os.environ.get(variable)
+        or shutil.which(name)
+        or (beside if os.path.exists(beside) else None)
+    )
 
 
 def headers():
@@ -103,12 +126,24 @@ def headers():
 def program():
     """A program with every kernel: its launching functions make every instance of a template that is ever launched.
     Those that are templates themselves are made by taking their addresses."""
-    launch = [f'{function}<{norm}>' for norm in ('NORM_LAYER', 'NORM_RMS', 'NORM_1P') for function in
-              ('layernorm_forward', 'layernorm_residual_forward', 'residual_forward', 'layernorm_backward')]
+    launch = [
+        f"{function}<{norm}>"
+        for norm in ("NORM_LAYER", "NORM_RMS", "NORM_1P")
+        for function in (
+            "layernorm_forward",
+            "layernorm_residual_forward",
+            "residual_forward",
+            "layernorm_backward",
+        )
+    ]
     launch += [f'columns_move<{types}>' for types in
                ('false, floatX, floatX', 'false, floatX, float', 'true, float, float')]
-    return (''.join(f'#include "{header}"\n' for header in headers()) +
-            'void *addresses[] = {' + ', '.join(f'(void *)&{function}' for function in launch) + '};\n')
+    return (
+        "".join(f'#include "{header}"\n' for header in headers())
+        + "void *addresses[] = {"
+        + ", ".join(f"(void *)&{function}" for function in launch)
+        + "};\n"
+    )
 
 
 def declared():
@@ -256,7 +291,10 @@ def loops_of(total, follow):
                         if k in reached and k not in body:
                             body.add(k), stack.append(k)
                 loops[h] = loops.get(h, set()) | body
-    return [(h, body, {(i, j) for i in body for j in follow[i] if j in dominators[i]}) for h, body in loops.items()]
+    return [
+        (h, body, {(i, j) for i in body for j in follow[i] if j in dominators[i]})
+        for h, body in loops.items()
+    ]
 
 
 def way(header, body, back, total, follow):
@@ -315,8 +353,12 @@ def warps_of(arch, threads, registers, shared):
 
 
 def names(mangled):
-    text = subprocess.run(['c++filt'], input='\n'.join(mangled), capture_output=True, text=True, check=True).stdout
-    short = [re.sub(r'\(.*', '', re.sub(r'^void |\(Norm\)', '', line)) for line in text.splitlines()]
+    text = subprocess.run(
+        ["c++filt"], input="\n".join(mangled), capture_output=True, text=True, check=True
+    ).stdout
+    short = [
+        re.sub(r"\(.*", "", re.sub(r"^void |\(Norm\)", "", line)) for line in text.splitlines()
+    ]
     for left_out in (', Attention>', '>'), ('Attention', ''), ('(int)', ''), (' >', '>'):
         short = [s.replace(*left_out) for s in short]
     return dict(zip(mangled, short))
@@ -338,18 +380,35 @@ def rows(folder, pattern):
                 if not any(l[0] or l[1] for l in simple):
                     simple = loops
                 # of a loop around a loop of products (the heads of a group), the inner one
-                main = max(simple, key=lambda l: (l[0], not (l[0] and l[3]), l[1], -l[2]), default=None)
-                yield {'arch': arch, 'type': precision, 'kernel': readable[name], 'registers': registers,
-                       'shared': shared, 'spilled': spilled, 'main': main, 'loops': loops,
-                       'in flight': in_flight(instructions),
-                       'warps': warps_of(arch, threads, registers, shared) if threads else 0}
+                main = max(
+                    simple, key=lambda l: (l[0], not (l[0] and l[3]), l[1], -l[2]), default=None
+                )
+                yield {
+                    "arch": arch,
+                    "type": precision,
+                    "kernel": readable[name],
+                    "registers": registers,
+                    "shared": shared,
+                    "spilled": spilled,
+                    "main": main,
+                    "loops": loops,
+                    "in flight": in_flight(instructions),
+                    "warps": warps_of(arch, threads, registers, shared) if threads else 0,
+                }
 
 
 def columns(row):
     main = row['main']
     hmma, size, other, inner = main or (0, 0, 0, False)
     each = other / hmma if hmma else 16.0 * other / size if size else 0.0
-    return {**row, 'HMMA': hmma, 'other': other, 'instructions': hmma + other, 'each': each, 'inner': inner}
+    return {
+        **row,
+        "HMMA": hmma,
+        "other": other,
+        "instructions": hmma + other,
+        "each": each,
+        "inner": inner,
+    }
 
 
 NVCC = tool('NVCC', '/usr/local/cuda/bin', 'nvcc')
@@ -358,21 +417,29 @@ NVDISASM = tool('NVDISASM', os.path.dirname(NVCC or ''), 'nvdisasm')
 
 def main():
     if not NVCC:
-        sys.exit('sass.py: nvcc not found; it comes with the CUDA toolkit; or say NVCC=/path/to/nvcc')
+        sys.exit(
+            "sass.py: nvcc not found; it comes with the CUDA toolkit; or say NVCC=/path/to/nvcc"
+        )
     os.chdir(os.path.join(os.path.dirname(os.path.abspath(__file__)), '..'))
     pattern = sys.argv[1] if len(sys.argv) > 1 else None
     failed, met, lines, compiled = 0, set(), [], set()
-    print(f'{"arch":5} {"type":4} {"kernel":58} {"registers":>9} {"shared":>6} {"spilled":>7} {"warps":>5} {"HMMA":>5} '
-          f'{"other":>6} {"each":>6}')
+    print(
+        f'{"arch":5} {"type":4} {"kernel":58} {"registers":>9} {"shared":>6} {"spilled":>7} {"warps":>5} {"HMMA":>5} '
+        f'{"other":>6} {"each":>6}'
+    )
     with tempfile.TemporaryDirectory() as folder:
         for row in map(columns, rows(folder, pattern)):
-            print(f'sm_{row["arch"]:<2} {row["type"]:4} {row["kernel"]:58} {row["registers"]:9} {row["shared"]:6} '
-                  f'{row["spilled"]:7} {row["warps"] or "-":>5} {row["HMMA"] or "-":>5} {row["other"] or "-":>6}'
-                  f'{"+" if row["inner"] else " "}{row["each"]:6.1f}')
+            print(
+                f'sm_{row["arch"]:<2} {row["type"]:4} {row["kernel"]:58} {row["registers"]:9} {row["shared"]:6} '
+                f'{row["spilled"]:7} {row["warps"] or "-":>5} {row["HMMA"] or "-":>5} {row["other"] or "-":>6}'
+                f'{"+" if row["inner"] else " "}{row["each"]:6.1f}'
+            )
             if pattern:
                 for loop in sorted(row['loops'], reverse=True):
-                    print(f'{"":10} loop: {loop[0]} HMMA, {loop[1]} bytes, {loop[2]} other instructions'
-                          f'{", with a loop inside" if loop[3] else ""}')
+                    print(
+                        f'{"":10} loop: {loop[0]} HMMA, {loop[1]} bytes, {loop[2]} other instructions'
+                        f'{", with a loop inside" if loop[3] else ""}'
+                    )
                 print(f'{"":10} loads in flight at a barrier: {row["in flight"]}')
             compiled.add(re.match(r'\w+', row['kernel'])[0])
             if row['spilled']:
@@ -380,20 +447,26 @@ def main():
                 failed += 1
             if not NVDISASM:
                 continue
-            for sign, (kernel, precision, column, bound) in [(1, b) for b in BUDGETS] + [(-1, f) for f in FLOORS]:
+            for sign, (kernel, precision, column, bound) in [(1, b) for b in BUDGETS] + [
+                (-1, f) for f in FLOORS
+            ]:
                 if precision != row['type'] or kernel != row['kernel']:
                     continue
                 met.add((kernel, row['arch']))
                 if sign * row[column] > sign * bound:
-                    print(f'FAIL {kernel}: {column} is {row[column]}, at {"most" if sign > 0 else "least"} {bound}')
+                    print(
+                        f'FAIL {kernel}: {column} is {row[column]}, at {"most" if sign > 0 else "least"} {bound}'
+                    )
                     failed += 1
             for what, kernel, precision, threads, least in OCCUPANCY:
                 if precision != row['type'] or kernel != row['kernel']:
                     continue
                 met.add((what, row['arch']))
                 warps = warps_of(row['arch'], threads, row['registers'], row['shared'])
-                lines.append(f'{"ok  " if warps >= least else "FAIL"} {what}, sm_{row["arch"]}: blocks of {threads} '
-                             f'threads, {warps} warps on a multiprocessor, at least {least}')
+                lines.append(
+                    f'{"ok  " if warps >= least else "FAIL"} {what}, sm_{row["arch"]}: blocks of {threads} '
+                    f"threads, {warps} warps on a multiprocessor, at least {least}"
+                )
                 failed += warps < least
     print('\n'.join(lines))
     whole = not pattern and 'PRECISIONS' not in os.environ
@@ -401,14 +474,20 @@ def main():
         print(f'FAIL {kernel} was not compiled: no function launches it')
         failed += 1
     if not NVDISASM:
-        print(f'{len(compiled)} kernels, {failed} failed; budgets were not checked without nvdisasm: it comes with the '
-              'CUDA toolkit and the PyPI package nvidia-cuda-nvdisasm; or say NVDISASM=/path/to/nvdisasm')
+        print(
+            f"{len(compiled)} kernels, {failed} failed; budgets were not checked without nvdisasm: it comes with the "
+            "CUDA toolkit and the PyPI package nvidia-cuda-nvdisasm; or say NVDISASM=/path/to/nvdisasm"
+        )
     elif whole:
-        lacking = {first for first, *_ in BUDGETS + FLOORS + OCCUPANCY} - {first for first, _ in met}
+        lacking = {first for first, *_ in BUDGETS + FLOORS + OCCUPANCY} - {
+            first for first, _ in met
+        }
         for kernel in sorted(lacking):
             print(f'FAIL {kernel} has a budget and was not compiled')
         failed += len(lacking)
-        print(f'{len(BUDGETS) + len(FLOORS) + len(OCCUPANCY)} budgets for each architecture, {failed} failed')
+        print(
+            f"{len(BUDGETS) + len(FLOORS) + len(OCCUPANCY)} budgets for each architecture, {failed} failed"
+        )
     return 1 if failed else 0
 
 

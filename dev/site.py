@@ -2,6 +2,7 @@
 """site.py OUT: writes README.md and doc/ as a site: pages, pictures, the explorer, and a page of each source that they
 link to, with an anchor at each line. No external resource. cmark-gfm turns Markdown into HTML. Ends with 1 and a list
 if a link leads nowhere."""
+
 import html
 import os
 import re
@@ -30,11 +31,13 @@ def slug(text):
 
 def page(title, body, depth):
     up = "../" * depth
-    return (f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>\n'
-            f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<style>\n{STYLE}</style></head><body>\n'
-            f'<nav><a href="{up}index.html">Read me</a><a href="{up}doc/explorer.html#tour">Tour</a>'
-            f'<a href="{up}doc/explorer.html">Explorer</a><a href="{up}doc/course/1-one-rank.html">Lessons</a></nav>\n'
-            f'<main>\n{body}</main></body></html>\n')
+    return (
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>\n'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<style>\n{STYLE}</style></head><body>\n'
+        f'<nav><a href="{up}index.html">Read me</a><a href="{up}doc/explorer.html#tour">Tour</a>'
+        f'<a href="{up}doc/explorer.html">Explorer</a><a href="{up}doc/course/1-one-rank.html">Lessons</a></nav>\n'
+        f"<main>\n{body}</main></body></html>\n"
+    )
 
 
 class Site:
@@ -73,26 +76,44 @@ class Site:
             file.write(text)
 
     def links(self, origin, text):
-        return re.sub(r'(href|src)="([^"]*)"', lambda m: f'{m[1]}="{self.link(origin, m[2])}"', text)
+        return re.sub(
+            r'(href|src)="([^"]*)"', lambda m: f'{m[1]}="{self.link(origin, m[2])}"', text
+        )
 
     def markdown(self, path):
-        made = subprocess.run(["cmark-gfm", "--unsafe", "-e", "table", path], check=True, capture_output=True, text=True)
+        made = subprocess.run(
+            ["cmark-gfm", "--unsafe", "-e", "table", path],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
         seen = {}
 
         def heading(m):
             name = slug(m[2])
             seen[name] = seen.get(name, -1) + 1
-            return f'<h{m[1]} id="{name}{"-%d" % seen[name] if seen[name] else ""}">{m[2]}</h{m[1]}>'
+            return (
+                f'<h{m[1]} id="{name}{"-%d" % seen[name] if seen[name] else ""}">{m[2]}</h{m[1]}>'
+            )
 
         body = re.sub(r"<h([1-6])>(.*?)</h\1>", heading, made.stdout, flags=re.S)
         title = re.search(r"<h1[^>]*>(.*?)</h1>", body, re.S)
         title = re.sub(r"<[^>]*>", "", title[1]) if title else path
-        self.write(self.target(path), page(html.unescape(title), self.links(path, body), path.count("/")))
+        self.write(
+            self.target(path), page(html.unescape(title), self.links(path, body), path.count("/"))
+        )
 
     def source(self, path):
         if os.path.isdir(path):
-            names = sorted(n for n in os.listdir(path) if n[0] != "." and n != "build" and "__pycache__" not in n)
-            body = "".join(f'<li><a href="{self.link(path, os.path.basename(path) + "/" + n)}">{html.escape(n)}</a></li>\n' for n in names)
+            names = sorted(
+                n
+                for n in os.listdir(path)
+                if n[0] != "." and n != "build" and "__pycache__" not in n
+            )
+            body = "".join(
+                f'<li><a href="{self.link(path, os.path.basename(path) + "/" + n)}">{html.escape(n)}</a></li>\n'
+                for n in names
+            )
             body = f"<ul>\n{body}</ul>\n"
         else:
             with open(path, encoding="utf-8", errors="replace") as file:
@@ -100,7 +121,9 @@ class Site:
             body = "".join(f'<span id="L{i}"><a href="#L{i}">{i}</a>{html.escape(line)}</span>\n'
                            for i, line in enumerate(lines, 1))
             body = f'<pre class="source">{body}</pre>\n'
-        self.write(path + ".html", page(path, f"<h1>{html.escape(path)}</h1>\n{body}", path.count("/")))
+        self.write(
+            path + ".html", page(path, f"<h1>{html.escape(path)}</h1>\n{body}", path.count("/"))
+        )
 
     def make(self):
         pages = ["README.md"] + sorted(f"doc/{folder}/{n}" for folder in ("course", "lab")
@@ -110,15 +133,22 @@ class Site:
         shutil.copytree("doc/pictures", os.path.join(self.out, "doc/pictures"), dirs_exist_ok=True)
         with open("doc/explorer.html", encoding="utf-8") as file:
             text = file.read()
-        for name in re.findall(r'^ *"([a-z0-9_/]+\.cu)": \{$', text, re.M):  # LINES, whose links a script makes
+        for name in re.findall(
+            r'^ *"([a-z0-9_/]+\.cu)": \{$', text, re.M
+        ):  # LINES, whose links a script makes
             self.target(name)
         text = text.replace("`../${file}#L", "`../${file}.html#L")
-        text = text.replace('"course/" + now.lesson', '"course/" + now.lesson.replace(".md", ".html")')
+        text = text.replace(
+            '"course/" + now.lesson', '"course/" + now.lesson.replace(".md", ".html")'
+        )
         text = text.replace('link("doc/" + now.page, now.page)',
                             'link("doc/" + now.page, now.page.replace(".md", ".html"))')
         head, body = text.split("<body>", 1)
         static, scripts = body.split("<script", 1)
-        self.write("doc/explorer.html", head + "<body>" + self.links("doc/explorer.html", static) + "<script" + scripts)
+        self.write(
+            "doc/explorer.html",
+            head + "<body>" + self.links("doc/explorer.html", static) + "<script" + scripts,
+        )
         done = set()
         while self.sources - done:
             for path in sorted(self.sources - done):
@@ -141,10 +171,20 @@ class Site:
                 if re.match(r"(https?|mailto):", url):
                     continue
                 file, _, anchor = html.unescape(url).partition("#")
-                there = os.path.normpath(os.path.join(os.path.dirname(path), urllib.parse.unquote(file))) if file else path
+                there = (
+                    os.path.normpath(
+                        os.path.join(os.path.dirname(path), urllib.parse.unquote(file))
+                    )
+                    if file
+                    else path
+                )
                 panel = there.endswith("doc/explorer.html")  # its anchors are settings
-                if not os.path.exists(there) or (anchor and not panel and there in anchors and
-                                                 urllib.parse.unquote(anchor) not in anchors[there][1]):
+                if not os.path.exists(there) or (
+                    anchor
+                    and not panel
+                    and there in anchors
+                    and urllib.parse.unquote(anchor) not in anchors[there][1]
+                ):
                     self.dead.append(f"{os.path.relpath(path, self.out)}: {url}")
         return len(files)
 
@@ -154,7 +194,10 @@ def main():
         print("usage: site.py OUT", file=sys.stdout if "--help" in sys.argv else sys.stderr)
         return 0 if "--help" in sys.argv else 2
     if not shutil.which("cmark-gfm"):
-        print("error: make site needs cmark-gfm (on Debian: apt-get install cmark-gfm)", file=sys.stderr)
+        print(
+            "error: make site needs cmark-gfm (on Debian: apt-get install cmark-gfm)",
+            file=sys.stderr,
+        )
         return 1
     os.chdir(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     site = Site(sys.argv[1])

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# soak.sh BUILD [MINUTES] [SEED]: one training run, interrupted at random until the time is up: ranks and launchers
-# killed, signals, full disks, ranks that stand still, slow messages, a second run in the same folder, damaged
-# checkpoints, clocks that jump, copied folders, Ctrl-Z, removed locks; and resumed at another layout each time. Every
-# announced save must be there and sound. Beside it, runs with large matrix products get signals. At the end the losses
-# of all steps are compared with the losses of one calm run. The seed makes the same choices (their effect depends on
+# soak.sh BUILD [MINUTES] [SEED]: one training run, interrupted at random until the time is up:
+# ranks and launchers killed, signals, full disks, ranks that stand still, slow messages, a second
+# run in the same folder, damaged checkpoints, clocks that jump, copied folders, Ctrl-Z, removed
+# locks; and resumed at another layout each time. Every announced save must be there and sound.
+# Beside it, runs with large matrix products get signals. At the end the losses of all steps are
+# compared with the losses of one calm run. The seed makes the same choices (their effect depends on
 # the machine's speed). Ends with counts; the exit code is 1 if anything was lost.
 set -u
 case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac
@@ -30,16 +31,19 @@ cleanup() {
 trap cleanup EXIT
 trap 'exit 1' HUP INT TERM
 
-build/tools/byte_corpus "$dir/train.bin" "$dir/val.bin" README.md llmc/*.h llmc/host/*.h >/dev/null || exit 1
+build/tools/byte_corpus "$dir/train.bin" "$dir/val.bin" README.md llmc/*.h llmc/host/*.h \
+    >/dev/null || exit 1
 out=$dir/disk/out log=$dir/log.jsonl
 model="--layers 4 --heads 4 --channels 32 --vocab 61 --train-data dev/test/golden/train.bin --seq 24 --micro-batch 1
        --global-batch 8 --lr 1e-3 --lr-final 1 --val-every 0 --shuffle 1"
 layouts=('1' '2 --data 2' '2 --pipeline 2' '2 --tensor 2 --sequence-parallel 1' '4 --tensor 2 --pipeline 2'
          '4 --data 4' '4 --data 2 --pipeline 2 --zero 0' '6 --tensor 2 --pipeline 3'
          '8 --tensor 2 --data 2 --pipeline 2 --virtual 2' '4 --pipeline 4 --schedule gpipe')
-events=(calm kill launcher signal signal stop slow second disk damage clock copy suspend unlock large)
+events=(calm kill launcher signal signal stop slow second disk damage clock copy suspend unlock \
+    large)
 declare -A counts
-declare -A spoiled  # checkpoints that were damaged here, and may stay among the newest for some runs
+# Checkpoints that were damaged here, and may stay among the newest for some runs
+declare -A spoiled
 bump() { counts[$1]=$((${counts[$1]:-0} + 1)); }
 
 failures=0
@@ -66,9 +70,12 @@ train() {
     job=$!
 }
 alive() { case $(sed 's/.*) \(.\).*/\1/' "/proc/$1/stat" 2>/dev/null) in '' | Z) return 1 ;; esac; }
-# send SIGNAL PROCESS: that it has ended, or that there was none, is no failure; any other reason is.
-send() { [ -z "$2" ] || kill -"$1" "$2" 2>/dev/null || ! alive "$2" || failed "SIG$1 cannot be sent to process $2"; }
-# ends: waits until the job and all its ranks are gone; false after 5 minutes, which a loaded machine may need.
+# send SIGNAL PROCESS: that it has ended, or that there was none, is no failure; any other reason
+# is.
+send() { [ -z "$2" ] || kill -"$1" "$2" 2>/dev/null || ! alive "$2" ||
+    failed "SIG$1 cannot be sent to process $2"; }
+# ends: waits until the job and all its ranks are gone; false after 5 minutes, which a loaded
+# machine may need.
 ends() {
     local limit=$((SECONDS + 300)) pid left=1
     while [ $left = 1 ]; do
@@ -82,27 +89,32 @@ ends() {
     job=''
 }
 started() {  # waits until all ranks have left their process ids
-    until [ "$(find "$dir/pids" -type f | wc -l)" -ge "$ranks" ] || ! alive "$job"; do sleep 0.01; done
+    until [ "$(find "$dir/pids" -type f | wc -l)" -ge "$ranks" ] ||
+        ! alive "$job"; do sleep 0.01; done
 }
 milliseconds() { sleep "$(printf '%d.%03d' $(($1 / 1000)) $(($1 % 1000)))"; }
-some_rank() { find "$dir/pids" -type f -printf '%f\n' | sort -n | sed -n "$((1 + RANDOM % ranks))p"; }
+some_rank() { find "$dir/pids" -type f -printf '%f\n' | sort -n |
+    sed -n "$((1 + RANDOM % ranks))p"; }
 await() {  # await TEXT: until the trainer has printed it, or has ended
     while ! grep -q "$1" "$dir/out" && alive "$job"; do sleep 0.02; done
 }
 step_of() { local name=${1##*step-}; name=${name%%/*}; echo $((10#$name)); }
 sound() {
-    "$build/train_gpt" --resume "$1" --dry-run --seq 24 --micro-batch 1 --global-batch 8 --shuffle 1 >/dev/null 2>&1
+    "$build/train_gpt" --resume "$1" --dry-run --seq 24 --micro-batch 1 --global-batch 8 --shuffle \
+        1 >/dev/null 2>&1
 }
 
-# large: a run of its own, with products that are large enough for kernels that no handler may interrupt, gets 1 to 100
-# signals in a row, and must save.
+# large: a run of its own, with products that are large enough for kernels that no handler may
+# interrupt, gets 1 to 100 signals in a row, and must save.
 large() {
     local signal i
     signal=$(printf 'TERM\nINT\nHUP\nUSR1' | sed -n "$((1 + RANDOM % 4))p") ranks=1
     rm -rf "$dir/large" "$dir"/pids/*
     : >"$dir/out"
-    ONEDNN_MAX_CPU_ISA=ALL "$build/train_gpt" --layers 4 --heads 4 --channels 128 --seq 128 --micro-batch 8 \
-        --global-batch 8 --train-data "$dir/train.bin" --steps 100000 --val-every 0 --out "$dir/large" \
+    ONEDNN_MAX_CPU_ISA=ALL "$build/train_gpt" --layers 4 --heads 4 --channels 128 --seq 128 \
+        --micro-batch 8 \
+        --global-batch 8 --train-data "$dir/train.bin" --steps 100000 --val-every 0 --out \
+            "$dir/large" \
         >"$dir/out" 2>"$dir/err" </dev/null &
     job=$!
     await '^step '
@@ -112,7 +124,8 @@ large() {
         sleep 0.001
     done
     ends || { failed 'still runs after 5 minutes'; return; }
-    { [ "$code" = 0 ] && grep -q '^saved ' "$dir/out"; } || failed "SIG$signal into large products: exit code $code"
+    { [ "$code" = 0 ] && grep -q '^saved ' "$dir/out"; } ||
+        failed "SIG$signal into large products: exit code $code"
 }
 
 run=0 last=0 announced=0
@@ -138,7 +151,8 @@ while [ $SECONDS -lt $end ]; do
         at=$((9000 + RANDOM * 5 % ($(stat -c %s "$file") - 9000)))
         byte=$(od -An -tu1 -j"$at" -N1 "$file")
         # shellcheck disable=SC2059
-        printf "\\$(printf %03o $((byte ^ 16)))" | dd of="$file" bs=1 seek="$at" conv=notrunc 2>/dev/null
+        printf "\\$(printf %03o $((byte ^ 16)))" |
+            dd of="$file" bs=1 seek="$at" conv=notrunc 2>/dev/null
         damaged=$newest spoiled[$newest]=1
         announced=0  # what is left is looked up below
     fi
@@ -147,11 +161,13 @@ while [ $SECONDS -lt $end ]; do
         fallocate -l "$left" "$dir/disk/full" 2>/dev/null
     fi
     if [ "$what" = clock ]; then  # each file is of a year between 1970 and 2074
-        for file in "$out"/step-*/trainer.json; do [ ! -f "$file" ] || touch -d @$((RANDOM * 100000)) "$file"; done
+        for file in "$out"/step-*/trainer.json; do [ ! -f "$file" ] ||
+            touch -d @$((RANDOM * 100000)) "$file"; done
     fi
     if [ "$what" = copy ] && [ -d "$out" ]; then
         rm -rf "$out.copy"
-        cp -r "$out" "$out.copy" && rm -rf "$out" && mv "$out.copy" "$out" || { failed 'cannot copy'; break; }
+        cp -r "$out" "$out.copy" && rm -rf "$out" && mv "$out.copy" "$out" ||
+            { failed 'cannot copy'; break; }
     fi
     [ "$what" = slow ] && export NCCL_DELAY=random:$seed:2000
     train "$ranks" "${layout[@]:1}" --steps $((last + more)) --save-every "$every"
@@ -192,7 +208,8 @@ while [ $SECONDS -lt $end ]; do
             send TERM "$(some_rank)"
             ;;
     esac
-    ends 2>/dev/null || { failed 'still runs after 5 minutes'; break; }  # 2: the shell's notice that a job was killed
+    # 2: the shell's notice that a job was killed
+    ends 2>/dev/null || { failed 'still runs after 5 minutes'; break; }
     unset NCCL_DELAY
     rm -f "$dir/disk/full"
     bump "$what"
@@ -226,16 +243,19 @@ while [ $SECONDS -lt $end ]; do
         fi
     done
     for folder in "${!spoiled[@]}"; do [ -d "$folder" ] || unset "spoiled[$folder]"; done
-    [ "$last" -ge "$announced" ] || failed "step $announced was announced as saved, and the newest sound one is $last"
+    [ "$last" -ge "$announced" ] || failed \
+        "step $announced was announced as saved, and the newest sound one is $last"
 done
 
-# The log has every step once, and the losses equal a calm run's up to the order of sums, for
-# 300 steps. Later this model knows its few samples by heart, and two calm runs of different layouts part as well.
+# The log has every step once, and the losses equal a calm run's up to the order of sums, for 300
+# steps. Later this model knows its few samples by heart, and two calm runs of different layouts
+# part as well.
 steps=$last what=compare ranks=1
 if [ "$steps" -gt 0 ]; then
     # shellcheck disable=SC2086
     "$build/train_gpt" $model --steps "$steps" --log "$dir/calm.jsonl" >"$dir/out" 2>"$dir/err"
-    numbers() { sed -nE 's/.*"step":([0-9]+),"loss":([^,]+),"grad_norm":.*/\1 \2/p' "$1" | head -n "$steps"; }
+    numbers() { sed -nE 's/.*"step":([0-9]+),"loss":([^,]+),"grad_norm":.*/\1 \2/p' "$1" |
+        head -n "$steps"; }
     paste -d ' ' <(numbers "$log") <(numbers "$dir/calm.jsonl") | awk -v steps="$steps" '
         { d = ($2 - $4) / $4; if (d < 0) d = -d; if (NR <= 300 && d > most) most = d; if ($1 != NR || $3 != NR) bad = 1 }
         END { printf "%d steps; in the first 300 a loss differs from a calm run by at most %.1e\n", NR, most

@@ -27,7 +27,9 @@ class Block(nn.Module):
 
     def forward(self, x):
         B, T, C = x.shape
-        q, k, v = self.qkv(self.ln1(x)).view(B, T, 3, self.heads, C // self.heads).permute(2, 0, 3, 1, 4)
+        q, k, v = (
+            self.qkv(self.ln1(x)).view(B, T, 3, self.heads, C // self.heads).permute(2, 0, 3, 1, 4)
+        )
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.proj(y.transpose(1, 2).reshape(B, T, C))
         return x + self.fcproj(F.gelu(self.fc(self.ln2(x)), approximate="tanh"))
@@ -70,19 +72,37 @@ def time_attention(args, device, dtype, synchronize):
     q, k, v = (torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for _ in range(3))
     gradient = torch.randn(shape, device=device, dtype=dtype)
     with torch.no_grad():
-        forward = timed(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True), args.steps, args.warmup,
-                        synchronize)
+        forward = timed(
+            lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+            args.steps,
+            args.warmup,
+            synchronize,
+        )
     out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    backward = timed(lambda: torch.autograd.grad(out, (q, k, v), gradient, retain_graph=True), args.steps, args.warmup,
-                     synchronize)
-    print(f"PyTorch {torch.__version__} attention, B {args.micro_batch}, T {args.seq}, NH {args.heads}, "
-          f"HS {shape[-1]}, {dtype}: forward {1e3 * forward:.3f} ms, backward {1e3 * backward:.3f} ms")
+    backward = timed(
+        lambda: torch.autograd.grad(out, (q, k, v), gradient, retain_graph=True),
+        args.steps,
+        args.warmup,
+        synchronize,
+    )
+    print(
+        f"PyTorch {torch.__version__} attention, B {args.micro_batch}, T {args.seq}, NH {args.heads}, "
+        f"HS {shape[-1]}, {dtype}: forward {1e3 * forward:.3f} ms, backward {1e3 * backward:.3f} ms"
+    )
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    for name, default in (("micro-batch", 32), ("seq", 1024), ("steps", 40), ("warmup", 10), ("layers", 12),
-                          ("heads", 12), ("channels", 768), ("vocab", 50257)):
+    for name, default in (
+        ("micro-batch", 32),
+        ("seq", 1024),
+        ("steps", 40),
+        ("warmup", 10),
+        ("layers", 12),
+        ("heads", 12),
+        ("channels", 768),
+        ("vocab", 50257),
+    ):
         parser.add_argument("--" + name, type=int, default=default)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--compile", type=int, default=1)
@@ -99,8 +119,12 @@ def main():
     model = GPT2(args.layers, args.heads, args.channels, padded, args.seq).to(args.device)
     decay = [p for p in model.parameters() if p.dim() > 1]
     others = [p for p in model.parameters() if p.dim() == 1]
-    optimizer = torch.optim.AdamW([{"params": decay, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}],
-                                  lr=1e-4, betas=(0.9, 0.95), fused=True)
+    optimizer = torch.optim.AdamW(
+        [{"params": decay, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}],
+        lr=1e-4,
+        betas=(0.9, 0.95),
+        fused=True,
+    )
     compiled = torch.compile(model) if args.compile else model
     tokens = torch.randint(args.vocab, (args.micro_batch, args.seq + 1), device=args.device)
 
@@ -118,9 +142,11 @@ def main():
     device = torch.cuda.get_device_name() if cuda else args.device
     parameters = sum(p.numel() for p in model.parameters())
     precision = "bf16 autocast" if cuda else "fp32"
-    print(f"PyTorch {torch.__version__}, {device}: GPT-2 with {parameters:,} parameters, "
-          f"B {args.micro_batch}, T {args.seq}, {precision}, the median step: {1e3 * seconds:.1f} ms, "
-          f"{args.micro_batch * args.seq / seconds:.0f} tokens/s")
+    print(
+        f"PyTorch {torch.__version__}, {device}: GPT-2 with {parameters:,} parameters, "
+        f"B {args.micro_batch}, T {args.seq}, {precision}, the median step: {1e3 * seconds:.1f} ms, "
+        f"{args.micro_batch * args.seq / seconds:.0f} tokens/s"
+    )
     time_attention(args, args.device, torch.bfloat16 if cuda else torch.float32, synchronize)
 
 

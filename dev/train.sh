@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# train.sh COMMAND... [then COMMAND...]: what `make train` does around its runs: starts the first, says after Ctrl-C how
-# it goes on, and at its end starts the second (on the virtual clock), draws pictures and shows what came out. The
-# Makefile gives OUT, DIR (of the programs), RANKS, LAYOUT, TRACE (of the run to draw) and RESUME in the environment.
+# train.sh COMMAND... [then COMMAND...]: what `make train` does around its runs: starts the first,
+# says after Ctrl-C how it goes on, and at its end starts the second (on the virtual clock), draws
+# pictures and shows what came out. The Makefile gives OUT, DIR (of the programs), RANKS, LAYOUT,
+# TRACE (of the run to draw) and RESUME in the environment.
 set -u
 case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac
 
-# Sets checkpoint, its step, and `steps` of its whole run, of the newest one in $OUT. False if that run is over.
+# Sets checkpoint, its step, and `steps` of its whole run, of the newest one in $OUT. False if that
+# run is over.
 unfinished() {
     checkpoint=$(find "$OUT" -maxdepth 1 -name 'step-*' | sort | tail -n 1)
     step=$(sed -n 's/^  "step": \([0-9]*\),*$/\1/p' "$checkpoint/trainer.json" 2>/dev/null)
@@ -85,7 +87,8 @@ trap - INT TERM HUP
 
 set -e
 [ $# -eq 0 ] || { env "$@" >/dev/null && before=0; }
-build/tools/timeline --step $((before + 5)) --pipeline "$(size pipeline)" --out "$OUT/timeline.svg" "$TRACE" \
+build/tools/timeline --step $((before + 5)) --pipeline "$(size pipeline)" --out \
+    "$OUT/timeline.svg" "$TRACE" \
     2>"$OUT/timeline.txt"
 build/tools/profile --out "$OUT/profile.svg" "$TRACE" >"$OUT/profile.txt"
 echo

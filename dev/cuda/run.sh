@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# run.sh check|bench cpu|cuda PRECISION...: runs the programs of the kernel laboratory that `make kernels` and `make
-# bench` have built.
+# run.sh check|bench cpu|cuda PRECISION...: runs the programs of the kernel laboratory that `make
+# kernels` and `make bench` have built.
 #
 #   check  a row for each kernel; on the CPU again with the threads of a block in random order; the last line is
 #          `N passed, N failed`
@@ -55,11 +55,13 @@ check() {
             program=build/$device-$precision${MPI:+-$MPI}/${program%.cu}
             output=$(start "$program" </dev/null 2>&1)
             code=$?
-            [ -n "$head" ] || { head=$(grep -am1 '^     operation' <<<"$output"); [ -n "$head" ] && echo "$head"; }
+            [ -n "$head" ] || { head=$(grep -am1 '^     operation' <<<"$output"); [ -n "$head" ] &&
+                echo "$head"; }
             grep -aE "$row" <<<"$output"
             count $code "$output" "$program"
             [ "$device" = cpu ] || continue
-            output=$(CPU_THREAD_ORDER=random:1 CPU_STREAM_ORDER=random:1 start "$program" </dev/null 2>&1)
+            output=$(CPU_THREAD_ORDER=random:1 CPU_STREAM_ORDER=random:1 start "$program" \
+                </dev/null 2>&1)
             count $? "$output" "$program, random order of threads and streams"
         done
     done
@@ -74,7 +76,8 @@ bench() {
         for program in dev/cuda/*.cu; do
             program=build/$device-$precision${MPI:+-$MPI}/${program%.cu}
             echo "$program --bench"
-            start "$program" --bench --log "$log" </dev/null || { echo "FAIL $program --bench"; failures=1; }
+            start "$program" --bench --log "$log" </dev/null ||
+                { echo "FAIL $program --bench"; failures=1; }
             echo
         done
     done

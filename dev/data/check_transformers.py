@@ -23,6 +23,7 @@ other small files are the same bytes.
 
 Needs the packages torch and transformers from PyPI; a machine without a GPU will do.
 """
+
 import argparse
 import json
 import os
@@ -46,7 +47,9 @@ def read_samples(path, seq, batch):
     if len(tokens) != header[2]:
         sys.exit(f"error: {path} says {header[2]} tokens but holds {len(tokens)}")
     if len(tokens) < batch * seq + 1:
-        sys.exit(f"error: {path} has {len(tokens)} tokens, fewer than {batch} samples of {seq} need")
+        sys.exit(
+            f"error: {path} has {len(tokens)} tokens, fewer than {batch} samples of {seq} need"
+        )
     inputs = tokens[: batch * seq].reshape(batch, seq)
     targets = tokens[1 : batch * seq + 1].reshape(batch, seq)
     return inputs, targets
@@ -89,8 +92,10 @@ def check_rows(model, path, log, tolerance):
     with open(log, encoding="utf-8") as file:
         line = [json.loads(line) for line in file if "eval_loss_sum" in line][-1]
     difference = abs(line["eval_loss_sum"] - total) / total
-    print(f"transformers: loss sum {total:.9f}, right {right}; expected {line['eval_loss_sum']:.9f}, right "
-          f"{line.get('eval_right')}; relative difference {difference:.3g}, tolerance {tolerance:g}")
+    print(
+        f"transformers: loss sum {total:.9f}, right {right}; expected {line['eval_loss_sum']:.9f}, right "
+        f"{line.get('eval_right')}; relative difference {difference:.3g}, tolerance {tolerance:g}"
+    )
     if not difference <= tolerance or right != line.get("eval_right"):
         sys.exit("error: they differ")
 
@@ -107,15 +112,32 @@ def check_logits(model, folder, trainer, tolerance):
         rows, log = os.path.join(temporary, "rows"), os.path.join(temporary, "log")
         for token in range(0, vocabulary, max(1, vocabulary // 16)):
             eval_rows.write_rows(rows, eval_rows.TEXT, vocabulary, 0, [(context + [token], seq, 1)])
-            run = subprocess.run([trainer, "--init", folder, "--eval", rows, "--seq", str(seq), "--micro-batch", "1",
-                                  "--log", log], capture_output=True, text=True)
+            run = subprocess.run(
+                [
+                    trainer,
+                    "--init",
+                    folder,
+                    "--eval",
+                    rows,
+                    "--seq",
+                    str(seq),
+                    "--micro-batch",
+                    "1",
+                    "--log",
+                    log,
+                ],
+                capture_output=True,
+                text=True,
+            )
             if run.returncode:
                 sys.exit(f"error: {trainer} fails: {run.stderr.strip()}")
             with open(log, encoding="utf-8") as file:
                 loss = json.loads(file.read().splitlines()[-1])["eval_loss_sum"]
             worst = max(worst, abs(loss - expected[token]))
-    print(f"logits of {model.config.model_type}, from {logits.min():.2f} to {logits.max():.2f}: largest difference "
-          f"{worst:.3g}, tolerance {tolerance:g}")
+    print(
+        f"logits of {model.config.model_type}, from {logits.min():.2f} to {logits.max():.2f}: largest difference "
+        f"{worst:.3g}, tolerance {tolerance:g}"
+    )
     if not worst <= tolerance:
         sys.exit("error: they differ")
 
@@ -123,7 +145,12 @@ def check_logits(model, folder, trainer, tolerance):
 def check_source(folder, source):
     import transformers
 
-    changed = {"architectures", "dtype", "torch_dtype", "_name_or_path"}  # the last is the folder's own name
+    changed = {
+        "architectures",
+        "dtype",
+        "torch_dtype",
+        "_name_or_path",
+    }  # the last is the folder's own name
     readings = []
     for place in (source, folder):
         with open(os.path.join(place, "config.json"), encoding="utf-8") as file:
@@ -133,11 +160,18 @@ def check_source(folder, source):
     for before, after in zip(*readings):
         keys = [k for k in {**before, **after} if before.get(k) != after.get(k)]
         if keys:
-            sys.exit(f"error: config.json: {', '.join(f'{k}: {before.get(k)} became {after.get(k)}' for k in keys)}")
-    names = [n for n in os.listdir(source) if n.endswith((".json", ".txt", ".jinja")) and "config.json" != n
-             and "safetensors" not in n]
+            sys.exit(
+                f"error: config.json: {', '.join(f'{k}: {before.get(k)} became {after.get(k)}' for k in keys)}"
+            )
+    names = [
+        n
+        for n in os.listdir(source)
+        if n.endswith((".json", ".txt", ".jinja")) and "config.json" != n and "safetensors" not in n
+    ]
     for name in names:
-        with open(os.path.join(source, name), "rb") as a, open(os.path.join(folder, name), "rb") as b:
+        with open(os.path.join(source, name), "rb") as a, open(
+            os.path.join(folder, name), "rb"
+        ) as b:
             if a.read() != b.read():
                 sys.exit(f"error: {name} is another file")
     print(f"as in {source}: config.json, {', '.join(sorted(names))}")
@@ -150,14 +184,29 @@ def make_random(folder, sizes, shards, kind):
     layers, heads, channels, vocabulary, positions = sizes
     torch.manual_seed(1)
     if kind == "gpt2":
-        config = transformers.GPT2Config(n_layer=layers, n_head=heads, n_embd=channels, vocab_size=vocabulary,
-                                         n_positions=positions, initializer_range=0.2, bos_token_id=1,
-                                         eos_token_id=2, pad_token_id=3)
+        config = transformers.GPT2Config(
+            n_layer=layers,
+            n_head=heads,
+            n_embd=channels,
+            vocab_size=vocabulary,
+            n_positions=positions,
+            initializer_range=0.2,
+            bos_token_id=1,
+            eos_token_id=2,
+            pad_token_id=3,
+        )
     else:
-        config = transformers.AutoConfig.for_model(kind, num_hidden_layers=layers, num_attention_heads=heads,
-                                                   num_key_value_heads=(heads + 1) // 2, hidden_size=channels,
-                                                   intermediate_size=3 * channels, vocab_size=vocabulary,
-                                                   max_position_embeddings=positions, initializer_range=0.2)
+        config = transformers.AutoConfig.for_model(
+            kind,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=(heads + 1) // 2,
+            hidden_size=channels,
+            intermediate_size=3 * channels,
+            vocab_size=vocabulary,
+            max_position_embeddings=positions,
+            initializer_range=0.2,
+        )
     model = transformers.AutoModelForCausalLM.from_config(config)
     size = sum(p.numel() for p in model.parameters()) * 4
     model.save_pretrained(folder, max_shard_size=size // shards + 4096 if shards > 1 else "50GB")
@@ -165,23 +214,43 @@ def make_random(folder, sizes, shards, kind):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", help="checkpoint folder with config.json and model.safetensors")
     parser.add_argument("shard", nargs="?", help="tokens in llm.c's format, or rows for --eval")
     parser.add_argument("--seq", type=int, help="tokens of a sample")
     parser.add_argument("--batch", type=int, default=8, help="samples (default 8)")
     parser.add_argument("--loss", type=float, help="the loss that is expected")
-    parser.add_argument("--tolerance", type=float, help="largest difference, relative but for --logits (default 1e-4; with "
-                        "--log or --logits 1e-5)")
+    parser.add_argument(
+        "--tolerance",
+        type=float,
+        help="largest difference, relative but for --logits (default 1e-4; with "
+        "--log or --logits 1e-5)",
+    )
     parser.add_argument("--log", help="the log of a trainer's --eval of these rows")
-    parser.add_argument("--logits", metavar="TRAINER", help="compare with the logits of this program")
-    parser.add_argument("--from", dest="source", metavar="SOURCE", help="the folder of --init that it was trained from")
+    parser.add_argument(
+        "--logits", metavar="TRAINER", help="compare with the logits of this program"
+    )
+    parser.add_argument(
+        "--from",
+        dest="source",
+        metavar="SOURCE",
+        help="the folder of --init that it was trained from",
+    )
     parser.add_argument("--random", help="make a random model of these sizes in FOLDER")
     parser.add_argument("--type", choices=("gpt2", "llama", "qwen2", "nemotron"), default="gpt2",
                         help="kind of the random model (default gpt2)")
-    parser.add_argument("--shards", type=int, default=1, help="files of the random model (default 1)")
+    parser.add_argument(
+        "--shards", type=int, default=1, help="files of the random model (default 1)"
+    )
     args = parser.parse_args()
-    if not args.random and not args.logits and not args.source and not (args.shard and (args.seq or args.log)):
+    if (
+        not args.random
+        and not args.logits
+        and not args.source
+        and not (args.shard and (args.seq or args.log))
+    ):
         parser.error("SHARD with --seq, ROWS with --log, --logits, --from, or --random")
     args.tolerance = args.tolerance or (1e-5 if args.log or args.logits else 1e-4)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # everything is in the folder
@@ -192,14 +261,18 @@ def main():
         sys.exit(f"error: {missing}: pip install torch transformers")
 
     if args.random:
-        make_random(args.folder, [int(size) for size in args.random.split(",")], args.shards, args.type)
+        make_random(
+            args.folder, [int(size) for size in args.random.split(",")], args.shards, args.type
+        )
         return
     if args.source:
         check_source(args.folder, args.source)
         return
     if not args.log and not args.logits:
         inputs, targets = read_samples(args.shard, args.seq, args.batch)
-    model, report = transformers.AutoModelForCausalLM.from_pretrained(args.folder, output_loading_info=True)
+    model, report = transformers.AutoModelForCausalLM.from_pretrained(
+        args.folder, output_loading_info=True
+    )
     stored = next(model.parameters()).dtype
     for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         # A tied head is the embedding, so that it is no key of its own.
@@ -207,7 +280,10 @@ def main():
         keys = [key for key in report.get(what) or [] if not (tied and key == "lm_head.weight")]
         if keys:
             sys.exit(f"error: {what.replace('_', ' ')}: {', '.join(map(str, keys))}")
-    tied = model.get_output_embeddings().weight.data_ptr() == model.get_input_embeddings().weight.data_ptr()
+    tied = (
+        model.get_output_embeddings().weight.data_ptr()
+        == model.get_input_embeddings().weight.data_ptr()
+    )
     if model.config.model_type == "gpt2" and not tied:
         sys.exit("error: the head is not tied to the embedding")
     model = model.to(torch.float64).eval()
@@ -219,12 +295,18 @@ def main():
         return
     with torch.no_grad():
         logits = model(torch.from_numpy(inputs)).logits
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.from_numpy(targets).flatten()).item()
+        loss = torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1), torch.from_numpy(targets).flatten()
+        ).item()
     count = sum(p.numel() for p in model.parameters())
-    print(f"transformers {transformers.__version__}: {count} parameters stored as {stored}, loss {loss:.9f}")
+    print(
+        f"transformers {transformers.__version__}: {count} parameters stored as {stored}, loss {loss:.9f}"
+    )
     if args.loss is not None:
         difference = abs(loss - args.loss) / abs(args.loss)
-        print(f"expected {args.loss:.9f}, relative difference {difference:.3g}, tolerance {args.tolerance:g}")
+        print(
+            f"expected {args.loss:.9f}, relative difference {difference:.3g}, tolerance {args.tolerance:g}"
+        )
         if not difference <= args.tolerance:
             sys.exit("error: the losses differ")
 

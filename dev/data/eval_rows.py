@@ -5,6 +5,7 @@ counts, how many count, and the n tokens. They are uint16 in version 1, and uint
 65536 needs. Kind 1 is text (words: of the original text), 2 is cloze, 3 is choices: there a word behind the third is 1
 for the right ending of an example, which comes first, and 0 for the others.
 """
+
 import array
 import os
 import re
@@ -79,7 +80,9 @@ def cloze(passages, tokenizer, seq):
             continue
         context, last = tokenizer.encode([before, " " + word])
         if len(last) > seq:
-            sys.exit(f"error: the last word of '{passage[:40]}...' has {len(last)} tokens, more than --seq {seq}")
+            sys.exit(
+                f"error: the last word of '{passage[:40]}...' has {len(last)} tokens, more than --seq {seq}"
+            )
         tokens = (context + last)[-seq - 1 :]
         rows.append((tokens, len(tokens) - len(last), len(last)))
     return rows
@@ -92,8 +95,14 @@ def choices(examples, tokenizer, seq):
         encoded = tokenizer.encode([context] + [" " + ending.lstrip() for ending in endings])
         room = seq + 1 - max(len(ending) for ending in encoded[1:])
         if room < 1 or not encoded[0]:
-            sys.exit(f"error: example {number} has no token of context" +
-                     (f" with --seq {seq}, as its endings have up to {seq + 1 - room}" if encoded[0] else ""))
+            sys.exit(
+                f"error: example {number} has no token of context"
+                + (
+                    f" with --seq {seq}, as its endings have up to {seq + 1 - room}"
+                    if encoded[0]
+                    else ""
+                )
+            )
         out.append((encoded[0][-room:], encoded[1:], label))
     return out
 

@@ -7,6 +7,7 @@ Weights and tokens come from a small generator that dev/test/test_llama.c has to
 mean loss, and of every gradient its L2 norm and its product with further numbers of the generator. The models are written
 here from their papers; gradients are PyTorch's. Needs the package torch from PyPI; a machine without a GPU will do.
 """
+
 import sys
 
 if {"-h", "--help"} & set(sys.argv[1:]):
@@ -38,9 +39,13 @@ def tensors(g):
     for layer in range(g["L"]):
         at = f"model.layers.{layer}."
         rows += norms(at + "input_layernorm")
-        rows += [(at + f"self_attn.{x}_proj.weight", [n, C]) for x, n in (("q", C), ("k", K), ("v", K))]
+        rows += [
+            (at + f"self_attn.{x}_proj.weight", [n, C]) for x, n in (("q", C), ("k", K), ("v", K))
+        ]
         if g["type"] == "qwen2":
-            rows += [(at + f"self_attn.{x}_proj.bias", [n]) for x, n in (("q", C), ("k", K), ("v", K))]
+            rows += [
+                (at + f"self_attn.{x}_proj.bias", [n]) for x, n in (("q", C), ("k", K), ("v", K))
+            ]
         rows += [(at + "self_attn.o_proj.weight", [C, C])] + norms(at + "post_attention_layernorm")
         rows += [] if nemotron else [(at + "mlp.gate_proj.weight", [F, C])]
         rows += [(at + "mlp.up_proj.weight", [F, C]), (at + "mlp.down_proj.weight", [C, F])]
@@ -51,7 +56,10 @@ def norm(g, w, name, x):
     if g["type"] != "nemotron":
         return x / torch.sqrt((x * x).mean(-1, keepdim=True) + g["epsilon"]) * w[name + ".weight"]
     x = x - x.mean(-1, keepdim=True)
-    return x / torch.sqrt((x * x).mean(-1, keepdim=True) + g["epsilon"]) * (w[name + ".weight"] + 1) + w[name + ".bias"]
+    return (
+        x / torch.sqrt((x * x).mean(-1, keepdim=True) + g["epsilon"]) * (w[name + ".weight"] + 1)
+        + w[name + ".bias"]
+    )
 
 
 def turn(g, x):
@@ -64,7 +72,9 @@ def turn(g, x):
         f = f * ((1 - share) / g["factor"] + share)
     angle = torch.arange(x.shape[2])[:, None] * f
     a, b, rest = x[..., : D // 2], x[..., D // 2 : D], x[..., D:]
-    return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin(), rest], -1)
+    return torch.cat(
+        [a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin(), rest], -1
+    )
 
 
 def loss_of(g, w, inputs, targets):
@@ -77,11 +87,17 @@ def loss_of(g, w, inputs, targets):
         y = norm(g, w, at + "input_layernorm", x)
         heads = {}
         for name, count in (("q", g["NH"]), ("k", g["KV"]), ("v", g["KV"])):
-            z = y @ w[at + f"self_attn.{name}_proj.weight"].T + w.get(at + f"self_attn.{name}_proj.bias", 0)
+            z = y @ w[at + f"self_attn.{name}_proj.weight"].T + w.get(
+                at + f"self_attn.{name}_proj.bias", 0
+            )
             heads[name] = z.reshape(B, T, count, HS).transpose(1, 2)
         q, k, v = turn(g, heads["q"]), turn(g, heads["k"]), heads["v"]
         k, v = (z.repeat_interleave(g["NH"] // g["KV"], 1) for z in (k, v))
-        y = ((q @ k.transpose(2, 3) / math.sqrt(HS) + hidden).softmax(-1) @ v).transpose(1, 2).reshape(B, T, -1)
+        y = (
+            ((q @ k.transpose(2, 3) / math.sqrt(HS) + hidden).softmax(-1) @ v)
+            .transpose(1, 2)
+            .reshape(B, T, -1)
+        )
         x = x + y @ w[at + "self_attn.o_proj.weight"].T
         y = norm(g, w, at + "post_attention_layernorm", x)
         up = y @ w[at + "mlp.up_proj.weight"].T
@@ -95,12 +111,42 @@ def loss_of(g, w, inputs, targets):
     return torch.nn.functional.cross_entropy(logits.reshape(B * T, -1), targets.reshape(-1))
 
 
-COMMON = {"L": 2, "C": 24, "NH": 4, "KV": 2, "F": 40, "V": 37, "B": 2, "T": 11, "factor": 0, "low": 1, "high": 4,
-          "original": 16, "seed": 5, "scale": 0.3}
+COMMON = {
+    "L": 2,
+    "C": 24,
+    "NH": 4,
+    "KV": 2,
+    "F": 40,
+    "V": 37,
+    "B": 2,
+    "T": 11,
+    "factor": 0,
+    "low": 1,
+    "high": 4,
+    "original": 16,
+    "seed": 5,
+    "scale": 0.3,
+}
 CASES = [
-    {**COMMON, "type": "llama", "tied": False, "theta": 100.0, "epsilon": 1e-5, "rotary": 1.0, "factor": 8},
+    {
+        **COMMON,
+        "type": "llama",
+        "tied": False,
+        "theta": 100.0,
+        "epsilon": 1e-5,
+        "rotary": 1.0,
+        "factor": 8,
+    },
     {**COMMON, "type": "qwen2", "tied": True, "theta": 1e4, "epsilon": 1e-6, "rotary": 1.0},
-    {**COMMON, "type": "nemotron", "tied": False, "theta": 1e4, "epsilon": 1e-5, "rotary": 0.3334, "KV": 1},
+    {
+        **COMMON,
+        "type": "nemotron",
+        "tied": False,
+        "theta": 1e4,
+        "epsilon": 1e-5,
+        "rotary": 0.3334,
+        "KV": 1,
+    },
 ]
 
 results = []
@@ -111,7 +157,9 @@ for g in CASES:
         one = len(shape) == 1 and name.endswith("norm.weight") and g["type"] != "nemotron"
         values = [one + g["scale"] * numbers.noise() for _ in range(math.prod(shape))]
         w[name] = torch.tensor(values).to(torch.float32).double().reshape(shape).requires_grad_()
-    tokens = torch.tensor([int((numbers.noise() + 1) / 2 * g["V"]) for _ in range(g["B"] * g["T"] + 1)])
+    tokens = torch.tensor(
+        [int((numbers.noise() + 1) / 2 * g["V"]) for _ in range(g["B"] * g["T"] + 1)]
+    )
     loss = loss_of(g, w, tokens[:-1].reshape(g["B"], g["T"]), tokens[1:].reshape(g["B"], g["T"]))
     loss.backward()
     gradients = {}

@@ -28,6 +28,7 @@ rows of at most --seq + 1 tokens; doc/lab/evaluation.md has the layout.
 Packages from PyPI: tokenizers for GPT-2's tokens, pyarrow for fineweb unless --pretokenized. Without them there are
 bytes. What has been downloaded stays in OUT/download and is not fetched again.
 """
+
 import argparse
 import http.client
 import json
@@ -47,7 +48,10 @@ SOURCES = {
     "wikitext103": "https://huggingface.co/datasets/Salesforce/wikitext/resolve/main/wikitext-103-v1",
     "lambada": "https://huggingface.co/datasets/EleutherAI/lambada_openai/resolve/main/data",
     "hellaswag": "https://raw.githubusercontent.com/rowanz/hellaswag/master/data",
-    "text": "", "windows": "", "cloze": "", "choices": "",
+    "text": "",
+    "windows": "",
+    "cloze": "",
+    "choices": "",
     "tokenizer": "https://huggingface.co/openai-community/gpt2/resolve/main",
 }
 END_OF_TEXT = "<|endoftext|>"  # of GPT-2, Qwen2 and SmolLM2
@@ -72,7 +76,9 @@ def fetch(url, path):
         if expected is not None and got != int(expected):
             fail(f"{url} ended after {got} of {expected} bytes: try again")
     except urllib.error.HTTPError as problem:
-        fail(f"{url} cannot be downloaded ({problem.code} {problem.reason}): --source names another place")
+        fail(
+            f"{url} cannot be downloaded ({problem.code} {problem.reason}): --source names another place"
+        )
     except http.client.HTTPException as problem:
         fail(f"{url} ended too early ({type(problem).__name__}): try again")
     except (urllib.error.URLError, OSError) as problem:
@@ -114,7 +120,9 @@ class GPT2:
         try:
             import tokenizers
         except ImportError:
-            fail("GPT-2's tokens need a package: pip install tokenizers (or take --tokenizer bytes)")
+            fail(
+                "GPT-2's tokens need a package: pip install tokenizers (or take --tokenizer bytes)"
+            )
         path = tokenizer_file(path)
         try:
             self.tokenizer = tokenizers.Tokenizer.from_file(path)
@@ -122,7 +130,9 @@ class GPT2:
             fail(f"{path} is no tokenizer.json: {problem}")
         for kind in ("truncation", "padding"):
             if getattr(self.tokenizer, kind):
-                print(f"note: {path} asks for {kind}, which is switched off: the whole text is taken")
+                print(
+                    f"note: {path} asks for {kind}, which is switched off: the whole text is taken"
+                )
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         # Ids may have holes, so the largest one counts.
@@ -140,18 +150,27 @@ class GPT2:
         added = self.tokenizer.encode("", add_special_tokens=True).ids
         if len(added) == 1:
             return added[0]
-        ends = [token for token in map(self.tokenizer.token_to_id, END_OF_TEXTS) if token is not None]
+        ends = [
+            token for token in map(self.tokenizer.token_to_id, END_OF_TEXTS) if token is not None
+        ]
         if not ends:
-            fail(f"{path} has none of the tokens {', '.join(END_OF_TEXTS)} to stand before each document: "
-                 "--document-token names one")
+            fail(
+                f"{path} has none of the tokens {', '.join(END_OF_TEXTS)} to stand before each document: "
+                "--document-token names one"
+            )
         return ends[0]
 
     def encode(self, texts):
-        encoded = [encoding.ids for encoding in self.tokenizer.encode_batch(texts, add_special_tokens=False)]
+        encoded = [
+            encoding.ids
+            for encoding in self.tokenizer.encode_batch(texts, add_special_tokens=False)
+        ]
         for token in [self.end_of_text] + [max(ids, default=0) for ids in encoded]:
             if token >= self.vocabulary:
-                fail(f"the text has token {token} ({self.tokenizer.id_to_token(token)}), which a --vocab of "
-                     f"{self.vocabulary} does not hold")
+                fail(
+                    f"the text has token {token} ({self.tokenizer.id_to_token(token)}), which a --vocab of "
+                    f"{self.vocabulary} does not hold"
+                )
         self.special_tokens_in_text += sum(ids.count(self.end_of_text) for ids in encoded)
         return encoded
 
@@ -161,7 +180,9 @@ def tokenizer_file(path):
     if os.path.isdir(path):
         path = os.path.join(path, "tokenizer.json")
     if not os.path.isfile(path):
-        fail(f"--tokenizer {path}: there is no such file. It takes bytes, gpt2, the path of a tokenizer.json, or its folder")
+        fail(
+            f"--tokenizer {path}: there is no such file. It takes bytes, gpt2, the path of a tokenizer.json, or its folder"
+        )
     with open(path, "rb") as file:
         if file.read(40).startswith(b"version https://git-lfs"):
             fail(f"{path} is a pointer of git-lfs: `git lfs pull` fetches the file itself")
@@ -187,7 +208,9 @@ class Shards:
 
     def write(self, tokens):
         path = f"{self.name}_{self.kind}_{self.number:06d}.bin"
-        eval_rows.write(path, ([20240520, 1] if tokens.itemsize == 2 else [20240801, 7]) + [len(tokens)], tokens)
+        eval_rows.write(
+            path, ([20240520, 1] if tokens.itemsize == 2 else [20240801, 7]) + [len(tokens)], tokens
+        )
         print(f"{path}: {len(tokens)} tokens", flush=True)
         if len(tokens) <= 1024:
             print(f"note: a shard of {len(tokens)} tokens serves --seq up to {len(tokens) - 1}")
@@ -241,8 +264,12 @@ def parquet_documents(source, folder):
         fail("fineweb needs a package: pip install pyarrow (or take --pretokenized)")
     for number in range(15):
         path = download(f"{source}/{number:03d}_00000.parquet", folder)
-        for batch in pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=1024, columns=["text"]):
-            yield from (document for document in batch.column("text").to_pylist() if document)  # null: no text
+        for batch in pyarrow.parquet.ParquetFile(path).iter_batches(
+            batch_size=1024, columns=["text"]
+        ):
+            yield from (
+                document for document in batch.column("text").to_pylist() if document
+            )  # null: no text
 
 
 def tinyshakespeare(args, tokenizer):
@@ -304,7 +331,9 @@ def eval_windows(args, tokenizer, text, original_words):
     rows = eval_rows.windows(tokens, args.seq, args.stride)
     if not rows:
         fail("the text is empty")
-    eval_rows.write_rows(eval_path(args), eval_rows.TEXT, tokenizer.vocabulary, original_words, rows)
+    eval_rows.write_rows(
+        eval_path(args), eval_rows.TEXT, tokenizer.vocabulary, original_words, rows
+    )
 
 
 def eval_path(args):
@@ -318,7 +347,9 @@ def wikitext103(args, tokenizer):
         try:
             import pyarrow.parquet
         except ImportError:
-            fail("wikitext103 needs a package: pip install pyarrow (or give the file wiki.test.tokens as --text)")
+            fail(
+                "wikitext103 needs a package: pip install pyarrow (or give the file wiki.test.tokens as --text)"
+            )
         path = download(f"{args.source}/test-00000-of-00001.parquet", args.download)
         text = "".join(pyarrow.parquet.read_table(path).column("text").to_pylist())
     eval_windows(args, tokenizer, eval_rows.detokenize_wikitext(text), len(text.split()))
@@ -338,7 +369,9 @@ def json_lines(path, row):
                 if line.strip():
                     rows.append(row(json.loads(line)))
             except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as problem:
-                fail(f"line {number} of {path} is not as it must be ({type(problem).__name__}: {problem})")
+                fail(
+                    f"line {number} of {path} is not as it must be ({type(problem).__name__}: {problem})"
+                )
     return rows
 
 
@@ -367,7 +400,11 @@ def choices(args, tokenizer):
 
 
 def choice(line):
-    context, endings, label = line["ctx"] + "", [ending + "" for ending in line["endings"]], int(line["label"])
+    context, endings, label = (
+        line["ctx"] + "",
+        [ending + "" for ending in line["endings"]],
+        int(line["label"]),
+    )
     if not 0 <= label < len(endings):
         raise ValueError(f"label {label} of {len(endings)} endings")
     return context, endings, label
@@ -377,41 +414,99 @@ def eval_choices(args, tokenizer, path):
     examples = json_lines(path, choice)
     if not examples:
         fail(f"{path} has no example")
-    eval_rows.write_choices(eval_path(args), tokenizer.vocabulary, eval_rows.choices(examples, tokenizer, args.seq))
+    eval_rows.write_choices(
+        eval_path(args), tokenizer.vocabulary, eval_rows.choices(examples, tokenizer, args.seq)
+    )
 
 
-MAKERS = {make.__name__: make for make in (tinyshakespeare, tinystories, fineweb, wikitext103, lambada, hellaswag,
-                                           text, windows, cloze, choices)}
+MAKERS = {
+    make.__name__: make
+    for make in (
+        tinyshakespeare,
+        tinystories,
+        fineweb,
+        wikitext103,
+        lambada,
+        hellaswag,
+        text,
+        windows,
+        cloze,
+        choices,
+    )
+}
 OWN_TEXT = ("text", "windows", "cloze", "choices")
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("set", choices=list(MAKERS))
-    parser.add_argument("--out", default="build/data", help="folder of the shards (default build/data)")
-    parser.add_argument("--tokenizer", help="bytes, gpt2, or the path of a tokenizer.json or its folder (default: gpt2 for "
-                        "fineweb, wikitext103, lambada and hellaswag, else bytes)")
-    parser.add_argument("--document-token", metavar="TOKEN", help="the token before each document, as <|endoftext|>")
-    parser.add_argument("--separator", default="", metavar="LINE", help="text: the line that ends a document (default: "
-                        "an empty line)")
-    parser.add_argument("--vocab", type=int, help="the model's vocabulary, if it is not its tokenizer's: no token of "
-                        "the text may reach it")
-    parser.add_argument("--shards", type=int, default=0, help="training shards (0: all; fineweb: 1)")
-    parser.add_argument("--shard-tokens", type=int, default=100_000_000, help="tokens of a shard (default 100000000)")
-    parser.add_argument("--pretokenized", action="store_true", help="fineweb: download shards of GPT-2's tokens")
-    parser.add_argument("--source", help="take the files from this address, which can begin with file://")
-    parser.add_argument("--text", help="text, windows, cloze and choices: the file with one's own text; wikitext103: its "
-                        "wiki.test.tokens, instead of a download")
-    parser.add_argument("--seq", type=int, default=1024, help="for --eval: tokens that the model takes (default 1024)")
-    parser.add_argument("--stride", type=int, default=0, help="windows and wikitext103: tokens that a window adds to "
-                        "the one before it (default --seq: no overlap)")
+    parser.add_argument(
+        "--out", default="build/data", help="folder of the shards (default build/data)"
+    )
+    parser.add_argument(
+        "--tokenizer",
+        help="bytes, gpt2, or the path of a tokenizer.json or its folder (default: gpt2 for "
+        "fineweb, wikitext103, lambada and hellaswag, else bytes)",
+    )
+    parser.add_argument(
+        "--document-token", metavar="TOKEN", help="the token before each document, as <|endoftext|>"
+    )
+    parser.add_argument(
+        "--separator",
+        default="",
+        metavar="LINE",
+        help="text: the line that ends a document (default: " "an empty line)",
+    )
+    parser.add_argument(
+        "--vocab",
+        type=int,
+        help="the model's vocabulary, if it is not its tokenizer's: no token of "
+        "the text may reach it",
+    )
+    parser.add_argument(
+        "--shards", type=int, default=0, help="training shards (0: all; fineweb: 1)"
+    )
+    parser.add_argument(
+        "--shard-tokens",
+        type=int,
+        default=100_000_000,
+        help="tokens of a shard (default 100000000)",
+    )
+    parser.add_argument(
+        "--pretokenized", action="store_true", help="fineweb: download shards of GPT-2's tokens"
+    )
+    parser.add_argument(
+        "--source", help="take the files from this address, which can begin with file://"
+    )
+    parser.add_argument(
+        "--text",
+        help="text, windows, cloze and choices: the file with one's own text; wikitext103: its "
+        "wiki.test.tokens, instead of a download",
+    )
+    parser.add_argument(
+        "--seq",
+        type=int,
+        default=1024,
+        help="for --eval: tokens that the model takes (default 1024)",
+    )
+    parser.add_argument(
+        "--stride",
+        type=int,
+        default=0,
+        help="windows and wikitext103: tokens that a window adds to "
+        "the one before it (default --seq: no overlap)",
+    )
     args = parser.parse_args()
     if args.pretokenized and args.set != "fineweb":
         fail("--pretokenized is for fineweb")
     if args.shards < 0 or not 0 < args.shard_tokens < 2**31:
         fail("--shards must not be negative, and --shard-tokens must lie between 1 and 2147483647")
     if (args.set in OWN_TEXT) != bool(args.text) and not (args.text and args.set == "wikitext103"):
-        fail("--text FILE is for wikitext103, and for text, windows, cloze and choices, which need it")
+        fail(
+            "--text FILE is for wikitext103, and for text, windows, cloze and choices, which need it"
+        )
     if args.text and os.path.exists(args.text) and not os.path.isfile(args.text):
         fail(f"--text {args.text} is no regular file")
     args.stride = args.stride or args.seq
@@ -419,10 +514,15 @@ def main():
         fail("--seq must lie between 1 and 65534, and --stride between 1 and --seq")
     if args.set == "fineweb" and args.shards == 0:
         args.shards = 1
-    args.source = (args.source or SOURCES["pretokenized" if args.pretokenized else args.set]).rstrip("/")
+    args.source = (
+        args.source or SOURCES["pretokenized" if args.pretokenized else args.set]
+    ).rstrip("/")
     large = ("fineweb", "wikitext103", "lambada", "hellaswag")
     args.tokenizer = args.tokenizer or ("gpt2" if args.set in large else "bytes")
-    if args.vocab is not None and not (257 if args.tokenizer == "bytes" else 1) <= args.vocab < 2**31:
+    if (
+        args.vocab is not None
+        and not (257 if args.tokenizer == "bytes" else 1) <= args.vocab < 2**31
+    ):
         fail("--vocab must lie between 1 (257 with bytes) and 2147483647")
     if args.document_token and args.tokenizer == "bytes":
         fail("--document-token needs --tokenizer: bytes have <|endoftext|> alone")
@@ -442,12 +542,16 @@ def main():
                 tokenizer = GPT2(args.tokenizer, args.document_token, args.vocab)
         MAKERS[args.set](args, tokenizer)
         if tokenizer and tokenizer.special_tokens_in_text:
-            print(f"note: the text names the token before documents {tokenizer.special_tokens_in_text} times, and each "
-                  "is that one token: a document seems to begin there")
+            print(
+                f"note: the text names the token before documents {tokenizer.special_tokens_in_text} times, and each "
+                "is that one token: a document seems to begin there"
+            )
     except OSError as problem:
         fail(f"{problem.filename}: {problem.strerror}" if problem.filename else problem)
     except (KeyError, ValueError) as problem:  # text that is no UTF-8, a damaged parquet file
-        fail(f"the text in {args.text or args.download} is not as it must be ({type(problem).__name__}: {problem})")
+        fail(
+            f"the text in {args.text or args.download} is not as it must be ({type(problem).__name__}: {problem})"
+        )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# build.sh [OUT]: makes doc/explorer.html, or OUT: one page with its style, its script and the trainers' C compiled to
-# WebAssembly. Needs clang with the target wasm32, and wasm-ld. The same version of clang makes the same bytes; which
-# one made the page stands in its last line.
+# build.sh [OUT]: makes doc/explorer.html, or OUT: one page with its style, its script and the
+# trainers' C compiled to WebAssembly. Needs clang with the target wasm32, and wasm-ld. The same
+# version of clang makes the same bytes; which one made the page stands in its last line.
 set -eu
 case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/../.."
@@ -12,7 +12,8 @@ trap 'rm -rf "$dir"' EXIT
 
 # Standard headers by their names: of the C library, CUDA, NCCL and MPI.
 mkdir -p "$dir/include/nvtx3"
-for name in ctype errno fcntl limits math pthread sched signal stdarg stdbool stddef stdint stdio stdlib string time \
+for name in ctype errno fcntl limits math pthread sched signal stdarg stdbool stddef stdint stdio \
+    stdlib string time \
             unistd; do
     echo '#include "dev/explorer/libc.h"' >"$dir/include/$name.h"
 done
@@ -22,8 +23,8 @@ done
 echo '#include "dev/explorer/device.h"' >"$dir/include/type_traits"
 cp llmc/cpu/cuda_bf16.h "$dir/include/"
 
-# Formats are not checked: %zu is right here for a size_t of 64 bits, which the compiler thinks has 32.
-# Kernels are not launched, so their parameters are unused.
+# Formats are not checked: %zu is right here for a size_t of 64 bits, which the compiler thinks has
+# 32. Kernels are not launched, so their parameters are unused.
 flags=(--target=wasm32 -nostdinc -ffreestanding -fno-builtin -mbulk-memory -fvisibility=hidden -ffunction-sections
        -fdata-sections -Wall -Wextra -Wno-format -Wno-unused-function -Wno-unused-variable -Wno-unused-parameter
        -I"$dir/include" -I.)
@@ -33,28 +34,37 @@ compile -std=gnu11 -O3 -o "$dir/schedule.o" dev/explorer/schedule.c
 compile -std=gnu11 -Os -o "$dir/context.o" dev/explorer/context.c
 for precision in fp32 bf16; do
     renamed=()
-    for name in run rank place buffers; do renamed+=("-Dlayout_$name=layout_${name}_$precision"); done
-    compile -x c++ -std=c++17 -Oz -fno-exceptions -fno-rtti -fno-threadsafe-statics -Idev/explorer "${renamed[@]}" \
+    for name in run rank place buffers; do renamed+=("-Dlayout_$name=layout_${name}_$precision"); \
+        done
+    compile -x c++ -std=c++17 -Oz -fno-exceptions -fno-rtti -fno-threadsafe-statics -Idev/explorer \
+        "${renamed[@]}" \
         "-DPRECISION_${precision^^}" -o "$dir/layout_$precision.o" dev/explorer/layout.cu
 done
-compile -x c++ -std=c++17 -O2 -fno-exceptions -fno-rtti -fno-threadsafe-statics -Idev/explorer -DPRECISION_BF16 \
+compile -x c++ -std=c++17 -O2 -fno-exceptions -fno-rtti -fno-threadsafe-statics -Idev/explorer \
+    -DPRECISION_BF16 \
     -o "$dir/plan.o" dev/explorer/plan.cu
 exports=()
-for name in stderr_text schedule_text command_text schedule_run schedule_result schedule_list ring_run context_run \
-            layout_{run,rank,place,buffers}_{fp32,bf16} plan_{text,cluster,time,beside,search,rows,flags}; do
+for name in stderr_text schedule_text command_text schedule_run schedule_result schedule_list \
+    ring_run context_run \
+            layout_{run,rank,place,buffers}_{fp32,bf16} \
+                plan_{text,cluster,time,beside,search,rows,flags}; do
     exports+=("--export=$name")
 done
 # Functions that the page provides: math, and a way to end.
 printf '%s\n' pow cos exp log log2 fmod exit _exit page_seconds tell_progress >"$dir/allowed"
-"$linker" --no-entry --gc-sections --strip-all -z stack-size=262144 --allow-undefined-file="$dir/allowed" \
+"$linker" --no-entry --gc-sections --strip-all -z stack-size=262144 \
+    --allow-undefined-file="$dir/allowed" \
     "${exports[@]}" -o "$dir/explorer.wasm" "$dir"/*.o
 
 gzip -9n <"$dir/explorer.wasm" | base64 -w 0 >"$dir/wasm"  # the browser unpacks it
 
-# Tables from their one source: the models of the trainers' --model (those of train_llama use 8192 positions at most),
-# clusters, and lines of functions that the page points to.
-models() { # models NAMES < rows of layers, heads, channels, T, vocabulary: names that have no layers are left out
-    paste -d ' ' <(tr '|' '\n' <<<"$1") - | awk '$2 { printf "    \"%s\": [%s, %s, %s, %s, %s],\n", $1, $2, $3, $4, $5, $6 }'
+# Tables from their one source: the models of the trainers' --model (those of train_llama use 8192
+# positions at most), clusters, and lines of functions that the page points to.
+# Models NAMES < rows of layers, heads, channels, T, vocabulary: names that have no layers are left
+# out
+models() {
+    paste -d ' ' <(tr '|' '\n' <<<"$1") - | awk \
+        '$2 { printf "    \"%s\": [%s, %s, %s, %s, %s],\n", $1, $2, $3, $4, $5, $6 }'
 }
 names() { sed -n "/define $1/,/[^\\\\]\$/p" "$2" | grep -oE '"[^"]+"' | tr -d '"\n'; }
 {
@@ -65,8 +75,10 @@ names() { sed -n "/define $1/,/[^\\\\]\$/p" "$2" | grep -oE '"[^"]+"' | tr -d '"
     { head -n 4 <<<"$sizes"; echo "$sizes"; } | models "$known"
     echo '};'
     echo 'const LLAMAS = {'
-    sed -n '/ LLAMA_SIZES\[/,/};/p' llmc/llama.h | grep -oE '\{[A-Z0-9]+, ([0-9]+, ){7}' | tr -d '{,' |
-        awk '{ print $2, $4, $3, $8 < 8192 ? $8 : 8192, $7 }' | models "$(names LLAMA_NAMES llmc/llama.h)"
+    sed -n '/ LLAMA_SIZES\[/,/};/p' llmc/llama.h | grep -oE '\{[A-Z0-9]+, ([0-9]+, ){7}' |
+        tr -d '{,' |
+        awk '{ print $2, $4, $3, $8 < 8192 ? $8 : 8192, $7 }' |
+            models "$(names LLAMA_NAMES llmc/llama.h)"
     echo '};'
     echo 'Object.assign(MODELS, LLAMAS);'
     # Most clusters have the same constants: their names once, then a row for each cluster.
@@ -90,7 +102,8 @@ names() { sed -n "/define $1/,/[^\\\\]\$/p" "$2" | grep -oE '"[^"]+"' | tr -d '"
             print "};"
         }'
     echo 'const LINES = {'
-    for file in train_gpt_tp.cu train_gpt_pp.cu train_gpt_3d.cu dev/lessons/train_zero_bubble.cu dev/lessons/train_llama.cu; do
+    for file in train_gpt_tp.cu train_gpt_pp.cu train_gpt_3d.cu dev/lessons/train_zero_bubble.cu \
+        dev/lessons/train_llama.cu; do
         echo "    \"$file\": {"
         grep -noE '^static [a-zA-Z *]*\b(run_batch|link_receive|link_send|forward|backward|tensor_sum|f_backward_begin|own_buckets|layout|layout_acts)\(' \
             "$file" | sed -E 's/^([0-9]+):.* \*?([a-z_]+)\($/        \2: \1,/'

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# run.sh [SECONDS] [TARGET...]: fuzzes every target of dev/fuzz/targets.h with libFuzzer under the address and
-# undefined-behaviour sanitizers, SECONDS (default 120) in all, from dev/fuzz/corpus and the findings of earlier runs
-# (build/fuzz/corpus). A failing input is left in build/fuzz; add it to dev/fuzz/corpus when the bug is fixed.
-# Ends with a line of counts; the exit code is 1 if anything was found.
+# run.sh [SECONDS] [TARGET...]: fuzzes every target of dev/fuzz/targets.h with libFuzzer under the
+# address and undefined-behaviour sanitizers, SECONDS (default 120) in all, from dev/fuzz/corpus and
+# the findings of earlier runs (build/fuzz/corpus). A failing input is left in build/fuzz; add it to
+# dev/fuzz/corpus when the bug is fixed. Ends with a line of counts; the exit code is 1 if anything
+# was found.
 set -u
 case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/../.." || exit 1
@@ -16,7 +17,8 @@ if ! command -v "$clang" >/dev/null; then
 fi
 mkdir -p build/fuzz
 "$clang" -std=gnu11 -g -O1 -Wall -Wextra -I. -fsanitize=fuzzer,address,undefined,float-cast-overflow \
-    -fno-sanitize-recover=all -ffp-contract=off -o build/fuzz/fuzz dev/fuzz/fuzz.c -lcjson -lpcre2-8 -lm || exit 1
+    -fno-sanitize-recover=all -ffp-contract=off -o build/fuzz/fuzz dev/fuzz/fuzz.c -lcjson \
+        -lpcre2-8 -lm || exit 1
 pattern=$(IFS='|'; echo "${*:-.}")
 mapfile -t targets < <(build/fuzz/fuzz | grep -E "^($pattern)")
 each=$((seconds / ${#targets[@]}))

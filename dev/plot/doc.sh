@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# doc.sh: makes the pictures and tables of README.md and doc/ again, from runs on this machine. `make doc` builds first.
-# It writes into the working tree: look at the result, then commit it.
+# doc.sh: makes the pictures and tables of README.md and doc/ again, from runs on this machine.
+# `make doc` builds first. It writes into the working tree: look at the result, then commit it.
 set -eu
 case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/../.."
@@ -27,7 +27,8 @@ for browser in chromium chromium-browser google-chrome; do
         echo '</script>'
     } >"$profile/page.html"
     $browser --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1280,1180 \
-        --user-data-dir="$profile" --screenshot=$pictures/explorer.png "file://$profile/page.html#layout" 2>/dev/null
+        --user-data-dir="$profile" --screenshot=$pictures/explorer.png \
+            "file://$profile/page.html#layout" 2>/dev/null
     rm -rf "$profile"
     break
 done

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# tables.sh check|write [BUILD] [NAME...]: the tables and outputs of README.md, doc/, dev/scale and dev/results that come from commands.
-# A table stands between the lines `<!-- table NAME -->` and `<!-- end -->`; table_NAME below prints it. `check`
-# compares the page with the command's output, `write` puts the output there. BUILD (build/cpu-fp32) holds the
-# trainers, the folder next to it the bf16 ones. Without names: all tables that take seconds. `all`: also the slow
-# tables of `make doc`.
+# tables.sh check|write [BUILD] [NAME...]: the tables and outputs of README.md, doc/, dev/scale and
+# dev/results that come from commands. A table stands between the lines `<!-- table NAME -->` and
+# `<!-- end -->`; table_NAME below prints it. `check` compares the page with the command's output,
+# `write` puts the output there. BUILD (build/cpu-fp32) holds the trainers, the folder next to it
+# the bf16 ones. Without names: all tables that take seconds. `all`: also the slow tables of `make
+# doc`.
 set -u
 case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/../.." || exit 1
@@ -24,7 +25,8 @@ names=("$@")
 [ "${names[0]}" = all ] && names=("${quick[@]}" "${slow[@]}")
 
 . dev/launch.sh
-export OMP_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=${ONEDNN_MAX_CPU_ISA:-SSE41}  # starting is most of the time here
+# Starting is most of the time here
+export OMP_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=${ONEDNN_MAX_CPU_ISA:-SSE41}
 dir=$(mktemp -d) || exit 1
 trap 'rm -rf "$dir"' EXIT
 
@@ -40,7 +42,8 @@ ranks() {
     }
 }
 
-# dry N TRAINER FLAGS: MiB of weights, gradients, optimizer and activations of rank 0, by the plan of a run.
+# dry N TRAINER FLAGS: MiB of weights, gradients, optimizer and activations of rank 0, by the plan
+# of a run.
 dry() {
     ranks "$1" fp32 "$2" "--dry-run $3" || return 1
     awk '$3 == "MiB" && NF == 3 { mib[$1] = $2 }
@@ -60,7 +63,7 @@ golden="--init dev/test/golden --train-data dev/test/golden/train.bin --global-b
 large="--heads 16 --channels 1024 --vocab 50257 --seq 512"
 export NCCL_TRAFFIC=1
 
-# ---- the tables -----------------------------------------------------------------------------------------------------
+# ---- the tables ----------------------------------------------------------------------------------
 
 # L = 4, C = 32, m = 4 micro-batches of N = 48 tokens, fp32.
 table_tensor_bytes() {
@@ -89,12 +92,14 @@ table_tensor_memory() {
             half=$(dry $t train_gpt_tp "$flags --layers 4") || return 1
             row="$row $(awk '{ printf "%.1f", ($4 - $8) / 4 }' <<<"$all $half") |"
         done
-        awk -v t=$t -v row="$row" '{ printf "| %d | %s | %s | %s |%s\n", t, $1, $2, $3, row }' <<<"$all"
+        awk -v t=$t -v row="$row" '{ printf "| %d | %s | %s | %s |%s\n", t, $1, $2, $3, row }' \
+            <<<"$all"
     done
 }
 
-# Forward of a layer: 24 N C^2 / t FLOPs of GEMMs, and two all-reduces that send 4 (t-1)/t N C elements of 2 bytes.
-# A100: 312 TFLOP/s in bf16, NVLink 300 GB/s each way, a 200 Gb/s adapter for each GPU. Percent: 100 x 312e12 = 31.2e15.
+# Forward of a layer: 24 N C^2 / t FLOPs of GEMMs, and two all-reduces that send 4 (t-1)/t N C
+# elements of 2 bytes. A100: 312 TFLOP/s in bf16, NVLink 300 GB/s each way, a 200 Gb/s adapter for
+# each GPU. Percent: 100 x 312e12 = 31.2e15.
 table_tensor_ratio() {
     echo '| C | t | FLOPs a byte sent | inside a node, 300 GB/s | across nodes, 25 GB/s |'
     echo '|---|---|---|---|---|'
@@ -124,13 +129,15 @@ table_schedule_memory() {
     done
 }
 
-# Micro-batches of N = 24 tokens, C = 32, fp32: a message is N C elements. Each of t ranks sends 1/t of it.
+# Micro-batches of N = 24 tokens, C = 32, fp32: a message is N C elements. Each of t ranks sends 1/t
+# of it.
 table_pipeline_bytes() {
     local t p v m=8 calls bytes messages
     echo '| t | p | v | m | messages a step: 2 m (p v - 1) | sends: t a message | bytes a send: 4 N C / t | measured |'
     echo '|---|---|---|---|---|---|---|---|'
     while read -r t p v; do
-        ranks $((t * p)) fp32 train_gpt_pp "$golden --micro-batch 1 --tensor $t --pipeline $p --virtual $v" ||
+        ranks $((t * p)) fp32 train_gpt_pp \
+            "$golden --micro-batch 1 --tensor $t --pipeline $p --virtual $v" ||
             return 1
         read -r calls bytes < <(traffic pipeline ncclSend)
         messages=$((2 * m * (p * v - 1)))
@@ -151,7 +158,8 @@ table_data_bytes() {
     echo '|---|---|---|---|---|---|'
     for precision in fp32 bf16; do
         for zero in 0 1; do
-            ranks 4 $precision train_gpt_3d "$golden --micro-batch 1 --data 4 --zero $zero" || return 1
+            ranks 4 $precision train_gpt_3d "$golden --micro-batch 1 --data 4 --zero $zero" ||
+                return 1
             read -r _ scatter < <(traffic data ncclReduceScatter)
             read -r _ gather < <(traffic data ncclAllGather)
             what=$([ $zero = 0 ] && echo 'gradients, fp32' || echo "weights, $precision")
@@ -161,7 +169,8 @@ table_data_bytes() {
     done
 }
 
-# Bytes that a rank of train_data sends in a step, over the parameters; neither vocabulary nor buckets are padded much.
+# Bytes that a rank of train_data sends in a step, over the parameters; neither vocabulary nor
+# buckets are padded much.
 table_lesson_data_bytes() {
     local d zero scatter gather P after
     echo '| d | `--zero` | reduce-scatter | all-gather | together | formula |'
@@ -187,7 +196,8 @@ table_lesson_data_memory() {
     echo '|---|---|---|---|---|---|---|'
     for d in 1 2 8; do
         for zero in 0 1; do
-            ranks "$d" bf16 train_data "--dry-run $large --layers 8 --micro-batch 1 --global-batch 8 --zero $zero" ||
+            ranks "$d" bf16 train_data \
+                "--dry-run $large --layers 8 --micro-batch 1 --global-batch 8 --zero $zero" ||
                 return 1
             awk -v d="$d" -v zero="$zero" '$1 == "model" { P = $(NF - 1) / 1048576 }
                 $3 == "MiB" && NF == 3 { mib[$1] = $2 / P }
@@ -198,7 +208,8 @@ table_lesson_data_memory() {
     done
 }
 
-# Elements that a rank of train_moe sends in the exchanges of a layer, for each of its tokens: C = 64, capacity 1.
+# Elements that a rank of train_moe sends in the exchanges of a layer, for each of its tokens: C =
+# 64, capacity 1.
 table_lesson_moe_bytes() {
     local row e k sent
     echo '| e | k | sent | 4 k C (e-1)/e | t = e tensor ranks: 4 t C (t-1)/t |'
@@ -213,7 +224,8 @@ table_lesson_moe_bytes() {
     done
 }
 
-# Milliseconds of the second step on 8 simulated GPUs, and how many of them a GPU talks to the others about layers.
+# Milliseconds of the second step on 8 simulated GPUs, and how many of them a GPU talks to the
+# others about layers.
 table_lesson_moe_clock() {
     local k
     of_step() {  # of_step NAME COLUMN: the share of the time is in that column of rank 0's row
@@ -237,7 +249,8 @@ table_lesson_data_clock() {
     local flags row d m
     echo '| | d = 8, m = 1 | d = 8, m = 4 | d = 64, m = 1 | d = 64, m = 4 |'
     echo '|---|---|---|---|---|'
-    for flags in '--zero 1 --overlap 1' '--zero 1 --overlap 0' '--zero 0 --overlap 1' '--zero 0 --overlap 0'; do
+    for flags in '--zero 1 --overlap 1' '--zero 1 --overlap 0' '--zero 0 --overlap 1' \
+        '--zero 0 --overlap 0'; do
         row="| \`$flags\` |"
         for d in 8 64; do
             for m in 1 4; do
@@ -250,7 +263,8 @@ table_lesson_data_clock() {
     done
 }
 
-# Bytes that a rank of train_fsdp sends in its second step, over the parameters: 8 layers, and embeddings of 2.5%.
+# Bytes that a rank of train_fsdp sends in its second step, over the parameters: 8 layers, and
+# embeddings of 2.5%.
 table_lesson_fsdp_bytes() {
     local d m shard scatter gather first_scatter first_gather P
     echo '| d | m | `--shard` | reduce-scatter | all-gather | together | all layers gathered | 2 stay |'
@@ -267,7 +281,8 @@ table_lesson_fsdp_bytes() {
                     read -r _ gather < <(traffic data ncclAllGather)
                 done
                 P=$(awk '$1 == "model" { print $(NF - 1) }' "$dir/out")
-                awk -v d="$d" -v m="$m" -v shard="$shard" -v P="$((P * d))" -v s="$((scatter - first_scatter))" \
+                awk -v d="$d" -v m="$m" -v shard="$shard" -v P="$((P * d))" -v \
+                    s="$((scatter - first_scatter))" \
                     -v g="$((gather - first_gather))" 'BEGIN {
                     L = 8; part = (d - 1) / d
                     printf "| %d | %d | %d | %.2f | %.2f | %.2f | %.2f | %.2f |\n", d, m, shard, s / P, g / P,
@@ -278,7 +293,8 @@ table_lesson_fsdp_bytes() {
     done
 }
 
-# Bytes a parameter that a rank of train_fsdp holds, GPT-2 medium. Windows: embeddings, ln_f and two layers, or all.
+# Bytes a parameter that a rank of train_fsdp holds, GPT-2 medium. Windows: embeddings, ln_f and two
+# layers, or all.
 table_lesson_fsdp_memory() {
     local d shard
     echo '| d | `--shard` | weights | gradients | optimizer | together | 18/d + windows |'
@@ -313,7 +329,8 @@ table_lesson_fsdp_clock() {
                 grep -q 'does not fit' "$dir/err" && row="$row does not fit |" && continue
                 return 1
             }
-            [ "$flags" != '--shard 3' ] || gib=$(awk '/^ *0 / { gib = $NF } END { print gib }' "$dir/out")
+            [ "$flags" != '--shard 3' ] ||
+                gib=$(awk '/^ *0 / { gib = $NF } END { print gib }' "$dir/out")
             row="$row $(awk -v n="$gpus" '/^step [0-9.]* s/ { printf "%.0f", $5 / n }' "$dir/out") |"
         done
         echo "$row $gib |"
@@ -327,21 +344,23 @@ table_lesson_fsdp_clock() {
 ROWS
 }
 
-# long_run TRAINER HEADS FLAGS: a step of 4096 channels, or 33 heads of 128, on 8 GPUs, a sequence a micro-batch; false
-# if it does not fit.
+# long_run TRAINER HEADS FLAGS: a step of 4096 channels, or 33 heads of 128, on 8 GPUs, a sequence a
+# micro-batch; false if it does not fit.
 long_run() {
     ranks 1 bf16 "$1" "--simulate dev/clusters/dgx-a100.json --ranks 8 --heads $2 --channels $((128 * $2)) --vocab 50304
         --micro-batch 1 --steps 1 $3" 2>/dev/null
 }
 
-# --recompute rest beside layer: seconds of a step and GiB, and what DistFlashAttn's Table 5 has for the same change.
+# --recompute rest beside layer: seconds of a step and GiB, and what DistFlashAttn's Table 5 has for
+# the same change.
 table_lesson_context_recompute() {
     local seq published how seconds='' gib=''
     echo '| tokens | on a GPU | `layer`, s | GiB | `rest`, s | GiB | `layer` / `rest` | LightSeq |'
     echo '|---|---|---|---|---|---|---|---|'
     while read -r seq published; do
         for how in layer rest; do
-            long_run train_context 32 "--layers 16 --seq $seq --context 8 --context-by ring --recompute $how" || return 1
+            long_run train_context 32 \
+                "--layers 16 --seq $seq --context 8 --context-by ring --recompute $how" || return 1
             seconds="$seconds $(awk '/^step [0-9.]* s/ { print $2 }' "$dir/out")"
             gib="$gib $(awk '$1 == 0 { gib = $NF } END { print gib }' "$dir/out")"
         done
@@ -367,7 +386,8 @@ table_lesson_context_longest() {
         least=0 most=1024
         while [ $((most - least)) -gt 1 ]; do
             middle=$(((least + most) / 2))
-            if long_run "$trainer" "$heads" "--layers 32 --seq $((4096 * middle)) $flags"; then least=$middle; else
+            if long_run "$trainer" "$heads" "--layers 32 --seq $((4096 * middle)) $flags"; then \
+                least=$middle; else
                 grep -q 'does not fit' "$dir/err" || return 1
                 most=$middle
             fi
@@ -390,7 +410,8 @@ ROWS
 # The lists of every schedule in virtual time, with F = B = W.
 table_schedules() { build/tools/schedule --table; }
 
-# With other times the stage that takes longest, alone, under zb-auto with 2p micro-batches, beside ZB-H2's formula.
+# With other times the stage that takes longest, alone, under zb-auto with 2p micro-batches, beside
+# ZB-H2's formula.
 table_schedules_norm() {
     build/tools/schedule --table --forward 1.11 --backward 1.28 >"$dir/out" || return 1
     echo '| p | m | zb-auto, 2p | ZB-H2 formula |'
@@ -421,12 +442,13 @@ F0.0 B0.0 F0.1 B0.1
 LISTS
 }
 
-# Every schedule on the trainer's own clock, beside the formulas; and the models of Zero Bubble, beside its Table 5.
+# Every schedule on the trainer's own clock, beside the formulas; and the models of Zero Bubble,
+# beside its Table 5.
 bubbles() { build/tools/bubbles "$1" "${build/fp32/bf16}" dev/clusters/dgx-a100.json; }
 table_bubbles() { bubbles formulas; }
 table_bubbles_paper() { bubbles paper; }
 
-# ---- what only `make doc` makes -------------------------------------------------------------------------------------
+# ---- what only `make doc` makes ------------------------------------------------------------------
 
 # GPT-2 medium in bf16 on 8 ranks: GiB on the fullest rank.
 table_layouts() {
@@ -498,7 +520,8 @@ ROWS
 table_cuda_lines() { dev/cuda_lines.sh; }
 table_study() { build/tools/study --table dev/scale/rows_a100.csv; }
 
-# groups TITLE COLUMNS: prints the table of a tool's output that begins with TITLE. Its rows end in COLUMNS columns.
+# groups TITLE COLUMNS: prints the table of a tool's output that begins with TITLE. Its rows end in
+# COLUMNS columns.
 groups() {
     sed -n "/^$1/,/^\$/p" |
         awk -v title="$1" -v columns="$2" '
@@ -510,12 +533,14 @@ groups() {
 }
 table_scale() { make -s scale 2>/dev/null | groups 'mean absolute error, %' 8; }
 table_scale_bands() { make -s scale 2>/dev/null | groups 'published over predicted, %' 4; }
-# Tokens a second and GPU of the runs about which predictions were made: published, and predicted for two networks.
+# Tokens a second and GPU of the runs about which predictions were made: published, and predicted
+# for two networks.
 table_scale_claims() {
     local clusters='dev/clusters/foundry-a100-40.json:claim-a100-40 dev/clusters/foundry-a100-80.json:claim-a100-80'
     # shellcheck disable=SC2086
     build/tools/scale --csv "$dir/all" dev/scale/rows_claims.csv $clusters >/dev/null 2>&1 &&
-        build/tools/scale --set nic_collective_bandwidth=3.125e9 --csv "$dir/one" dev/scale/rows_claims.csv $clusters \
+        build/tools/scale --set nic_collective_bandwidth=3.125e9 --csv "$dir/one" \
+            dev/scale/rows_claims.csv $clusters \
             >/dev/null 2>&1 || return 1
     echo '| model | device | GPUs | tokens a GPU | published | predicted | predicted, 25 GB/s a node |'
     echo '|---|---|---|---|---|---|---|'
@@ -545,10 +570,13 @@ table_plan() { build/tools/plan $gpt3 2>/dev/null | grep -v '^train: \|^simulate
 # Published rates on unlike nodes, and the light simulation's.
 table_holmes() { dev/scale/holmes.sh; }
 
-# The best layout on such nodes, and its neighbours that differ in the deal of layers and in the order.
+# The best layout on such nodes, and its neighbours that differ in the deal of layers and in the
+# order.
 table_holmes_plan() {
-    build/tools/plan --light --model ptdp-7.5b --cluster holmes-a100 --gpus 64 --batch 768 --tensor 4 --micro-batch 6 \
-        --recompute none 2>/dev/null | sed -n '2,4p; /^  equal stages/p; /^  half p, twice d/p; /^  order/p' | fenced
+    build/tools/plan --light --model ptdp-7.5b --cluster holmes-a100 --gpus 64 --batch 768 \
+        --tensor 4 --micro-batch 6 \
+        --recompute none 2>/dev/null | sed -n \
+            '2,4p; /^  equal stages/p; /^  half p, twice d/p; /^  order/p' | fenced
 }
 
 # The best of these layouts on the trainer's own clock.
@@ -566,7 +594,8 @@ table_plan_fsdp() {
     echo '|---|---|---|---|---|---|---|---|---|'
     while read -r model cluster gpus batch; do
         for flags in 0 2 3; do
-            build/tools/plan --model "$model" --cluster "$cluster" --gpus "$gpus" --batch "$batch" --shard $flags --light \
+            build/tools/plan --model "$model" --cluster "$cluster" --gpus "$gpus" --batch "$batch" \
+                --shard $flags --light \
                 --json 2>/dev/null | awk -F'\t' -v shard=$flags '$(NF - 1) == "\"flags\":" && !f { f = $NF }
                     $(NF - 1) == "\"step_seconds\":" && !s { s = $NF }
                     END { gsub(/[",]/, "", f); gsub(/--/, "", f); gsub(/data [0-9]+ |shard [23] /, "", f)
@@ -593,7 +622,8 @@ gpt3-175b dgx-a100 1024 512
 ROWS
 }
 
-# The published layouts of PTD-P's Table 1, and the planner's best ones with the features of Megatron in 2021.
+# The published layouts of PTD-P's Table 1, and the planner's best ones with the features of
+# Megatron in 2021.
 table_plan_table1() {
     local model gpus batch t p v b schedule
     local plan='build/tools/plan --cluster selene-2021 --recompute layer --sequence-parallel 0 --zero 0 --light --json'
@@ -603,7 +633,8 @@ table_plan_table1() {
         schedule=1f1b
         [ "$v" -gt 1 ] && schedule=interleaved
         $plan --model "$model" --gpus "$gpus" --batch "$batch" 2>/dev/null >"$dir/best"
-        $plan --model "$model" --gpus "$gpus" --batch "$batch" --tensor "$t" --pipeline "$p" --virtual "$v" \
+        $plan --model "$model" --gpus "$gpus" --batch "$batch" --tensor "$t" --pipeline "$p" \
+            --virtual "$v" \
             --micro-batch "$b" --schedule $schedule --order tdp 2>/dev/null >"$dir/published"
         awk -F'\t' -v name="$model" -v gpus="$gpus" -v layout="$t, $p, $v, $b" '
             FNR == 1 { file++; seen = 0 }
@@ -629,7 +660,8 @@ ptdp-1t 3072 3072 8 64 1 1
 ROWS
 }
 
-# A step's time on this CPU, beside its products and PyTorch. With the instructions that this CPU has.
+# A step's time on this CPU, beside its products and PyTorch. With the instructions that this CPU
+# has.
 table_cpu_speed() {
     env -u ONEDNN_MAX_CPU_ISA PEER="${PEER:-python3}" dev/cpu_speed.py "$build"
 }
@@ -643,11 +675,12 @@ table_zero() { fenced <build/experiments/zero.out; }
 table_post_ln() { fenced <build/experiments/post_ln.out; }
 table_parallel_block() { fenced <build/experiments/parallel_block.out; }
 
-# ---- commands that the lessons' pages print --------------------------------------------------------------------------
+# ---- commands that the lessons' pages print ------------------------------------------------------
 
 # The commands behind `<!-- run NAME -->` on a page.
 commands() {
-    awk -v begin="<!-- run $1 -->" '$0 == begin { on = 1 } on && /^```$/ { exit } on && !/^(<!--|```)/' doc/*/*.md
+    awk -v begin="<!-- run $1 -->" \
+        '$0 == begin { on = 1 } on && /^```$/ { exit } on && !/^(<!--|```)/' doc/*/*.md
 }
 
 # Runs them, but for those that build or change a file, with the programs of $build.
@@ -655,7 +688,8 @@ printed() {
     mkdir -p build
     commands "$1" | grep -vE '^(make|sed -i|git checkout) ' |
         sed "s|mpirun --oversubscribe|$launch|; s|build/cpu-fp32/|$build/|; s|build/cpu-bf16/|${build/fp32/bf16}/|" >"$dir/run.sh"
-    [ -s "$dir/run.sh" ] && bash "$dir/run.sh" </dev/null >"$dir/run.out" 2>"$dir/run.err" || return 1
+    [ -s "$dir/run.sh" ] && bash "$dir/run.sh" </dev/null >"$dir/run.out" 2>"$dir/run.err" ||
+        return 1
     fenced <"$dir/run.out"
 }
 for name in layouts_agree zero_memory tensor_calls tensor_reach schedules_drawn \
@@ -693,26 +727,32 @@ END
     ${CC:-cc} -std=gnu11 -I. -o "$dir/unrolled" "$dir/unrolled.c" -lm && "$dir/unrolled"
 }
 
-# Lines and tokens (names, numbers, texts, operators outside comments) of each trainer, and the lines of its diff.
+# Lines and tokens (names, numbers, texts, operators outside comments) of each trainer, and the
+# lines of its diff.
 table_files() {
-    local file parent token='"(\\.|[^"\\])*"|'"'(\\\\.|[^'\\\\])*'"'|[A-Za-z_][A-Za-z0-9_]*|[0-9][A-Za-z0-9_.]*|[^[:space:]]'
+    local file parent \
+        token='"(\\.|[^"\\])*"|'"'(\\\\.|[^'\\\\])*'"'|[A-Za-z_][A-Za-z0-9_]*|[0-9][A-Za-z0-9_.]*|[^[:space:]]'
     echo '| file | lines | tokens | its diff | lines of it |'
     echo '|---|--:|--:|---|--:|'
-    for file in train_gpt.cu train_gpt_{tp,pp,3d}.cu dev/lessons/train_{data,fsdp,context,moe,llama,zero_bubble}.cu; do
+    for file in train_gpt.cu train_gpt_{tp,pp,3d}.cu \
+        dev/lessons/train_{data,fsdp,context,moe,llama,zero_bubble}.cu; do
         parent=$(sed -n '2s,^// parent: ,,p' "$file")
         [[ $file == train_gpt_*.cu ]] && parent=${PARENTS[$file]}
         printf '| [%s](%s) | %s | %s | %s | %s |\n' "${file##*/}" "$file" "$(wc -l <"$file")" \
-            "$(comma "$(sed 's,//.*,,' "$file" | grep -oE "$token" | wc -l)")" "${parent:+to ${parent##*/}}" \
+            "$(comma "$(sed 's,//.*,,' "$file" | grep -oE "$token" | wc -l)")" \
+                "${parent:+to ${parent##*/}}" \
             "${parent:++$(diff "$parent" "$file" | grep -c '^>') -$(diff "$parent" "$file" | grep -c '^<')}"
     done
 }
-declare -A PARENTS=([train_gpt_tp.cu]=train_gpt.cu [train_gpt_pp.cu]=train_gpt_tp.cu [train_gpt_3d.cu]=train_gpt_pp.cu)
+declare -A PARENTS=([train_gpt_tp.cu]=train_gpt.cu [train_gpt_pp.cu]=train_gpt_tp.cu \
+    [train_gpt_3d.cu]=train_gpt_pp.cu)
 
-# ---- comparing and writing ------------------------------------------------------------------------------------------
+# ---- comparing and writing -----------------------------------------------------------------------
 
 passed=0 failed=0
 for name in "${names[@]}"; do
-    page=$(grep -l "^<!-- table $name -->$" README.md doc/*/*.md dev/scale/README.md dev/results/*.md)
+    page=$(grep -l "^<!-- table $name -->$" README.md doc/*/*.md dev/scale/README.md \
+        dev/results/*.md)
     if [ -z "$page" ] || ! "table_$name" >"$dir/new"; then
         echo "FAIL table $name: ${page:-is on no page}"
         failed=$((failed + 1))
@@ -724,7 +764,8 @@ for name in "${names[@]}"; do
             $0 == "<!-- end -->" { inside = 0 }
             !inside' "$page" >"$dir/page" && cat "$dir/page" >"$page"
     fi
-    if awk -v begin="<!-- table $name -->" '$0 == "<!-- end -->" { inside = 0 } inside; $0 == begin { inside = 1 }' \
+    if awk -v begin="<!-- table $name -->" \
+        '$0 == "<!-- end -->" { inside = 0 } inside; $0 == begin { inside = 1 }' \
         "$page" | diff - "$dir/new" >"$dir/diff"; then
         echo "ok   table $name of $page"
         passed=$((passed + 1))

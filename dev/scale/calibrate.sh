@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# calibrate.sh FOLDER DATA: measures what dev/clusters/laptop.json says of one rank with one thread on this machine, and
-# writes build/laptop.json. It trains FOLDER-profile/train_gpt (`make PROFILE=1`) at two shapes and divides what that
-# prints: of each class of kernels the bytes, the FLOPs and the time. Then it predicts five other shapes and prints the
-# error of each. `calibrate.sh check FOLDER DATA` only predicts, with dev/clusters/laptop.json or CLUSTER=FILE.
+# calibrate.sh FOLDER DATA: measures what dev/clusters/laptop.json says of one rank with one thread
+# on this machine, and writes build/laptop.json. It trains FOLDER-profile/train_gpt (`make
+# PROFILE=1`) at two shapes and divides what that prints: of each class of kernels the bytes, the
+# FLOPs and the time. Then it predicts five other shapes and prints the error of each. `calibrate.sh
+# check FOLDER DATA` only predicts, with dev/clusters/laptop.json or CLUSTER=FILE.
 # CALIBRATE_RUN='chrt -f 50' runs it undisturbed on a busy machine.
 set -eu
 case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac
@@ -21,11 +22,13 @@ train() {  # train PROGRAMS LAYERS HEADS CHANNELS SEQ MICRO_BATCH STEPS FLAGS...
     local programs=$1
     shift
     # shellcheck disable=SC2086
-    ${CALIBRATE_RUN:-} "$programs/train_gpt" --train-data "$data" --layers "$1" --heads "$2" --channels "$3" --seq "$4" \
+    ${CALIBRATE_RUN:-} "$programs/train_gpt" --train-data "$data" --layers "$1" --heads "$2" \
+        --channels "$3" --seq "$4" \
         --micro-batch "$5" --global-batch $((2 * $5)) --steps "$6" "${@:7}"
 }
 
-# Of the table of kernels: class, calls, seconds, GB and GFLOP of each class of kernels; attention by forward and backward.
+# Of the table of kernels: class, calls, seconds, GB and GFLOP of each class of kernels; attention
+# by forward and backward.
 classes() {
     awk '/^[a-z]/ && match($0, / [0-9]+ +[0-9.]+ +[0-9.]+%/) {
         split(substr($0, RSTART), row)  # calls, ms, share, GB/s, TFLOP/s, the share of the roof
@@ -45,12 +48,14 @@ quickest() {
     for _ in 1 2 3 4 5; do
         train "$folder-profile" "$@" --trace "$file.json" >"$file.run"
         total=$(awk '$1 == "all" { print int(1000 * $3) }' "$file.run")
-        if [ -z "$least" ] || [ "$total" -lt "$least" ]; then least=$total && cp "$file.run" "$file"; fi
+        if [ -z "$least" ] || [ "$total" -lt "$least" ]; then least=$total &&
+            cp "$file.run" "$file"; fi
     done
 }
 
 set_constant() {  # set_constant KEY VALUE SOURCE
-    sed -i "s|^\( *\"$1\": {\"value\": \)[^,]*, \"source\": \"[^\"]*\"|\1$2, \"source\": \"$3\"|" "$cluster"
+    sed -i "s|^\( *\"$1\": {\"value\": \)[^,]*, \"source\": \"[^\"]*\"|\1$2, \"source\": \"$3\"|" \
+        "$cluster"
 }
 
 if [ -z "$check" ]; then
@@ -60,7 +65,8 @@ if [ -z "$check" ]; then
     classes "$dir/small" >"$dir/small.classes"
     classes "$dir/large" >"$dir/large.classes"
     how="make calibrate, one rank with one thread"
-    # A product: start + FLOPs / rate; two shapes give both. Other kernels: bytes / rate at the large shape.
+    # A product: start + FLOPs / rate; two shapes give both. Other kernels: bytes / rate at the
+    # large shape.
     while read -r key value; do
         set_constant "$key" "$value" "$how"
     done < <(awk 'FNR == NR { n[$1] = $2; t[$1] = $3; f[$1] = $5; next }
@@ -90,7 +96,8 @@ if [ -z "$check" ]; then
         }' "$dir/small.classes" "$dir/large.classes")
     set_constant launch_device 3e-6 "$how: the shortest kernels take 2 to 4 us"
     set_constant launch_host 0 "the host is the device: what a launch costs is in the kernels"
-    for key in sms gemm_efficiency gemm_sustained; do set_constant $key 1 "one thread; the rate is in peak_fp32"; done
+    for key in sms gemm_efficiency gemm_sustained; do set_constant $key 1 \
+        "one thread; the rate is in peak_fp32"; done
     for key in gemm_wave gemm_depth; do set_constant $key 0 "one thread"; done
     set_constant accumulate_bytes 0 "the product adds; $how measures it so"
     if ! "$folder/train_gpt" --simulate "$cluster" --ranks 1 --steps 1 >/dev/null; then

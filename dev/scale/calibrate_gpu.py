@@ -6,12 +6,15 @@ which `make bench` wrote BENCH.jsonl. Only the rows of llmc's own kernels in bf1
 `make calibrate DEVICE=cuda` runs it. dev/clusters/h200-1.json is its output for dev/results/h200-2026-11-27-bench.jsonl,
 and dev/test/run_calibrate.sh makes it again.
 """
+
 import sys
 
 if {"-h", "--help"} & set(sys.argv[1:]):
     sys.exit(print(__doc__))
 if len(sys.argv) < 4 or len(sys.argv) % 3 != 1:
-    print('usage: calibrate_gpu.py NAME BENCH.jsonl BASE.json [KEY VALUE SOURCE]...', file=sys.stderr)
+    print(
+        "usage: calibrate_gpu.py NAME BENCH.jsonl BASE.json [KEY VALUE SOURCE]...", file=sys.stderr
+    )
     sys.exit(2)
 
 import json
@@ -62,7 +65,9 @@ def products(rows):
         shape = re.search(r'(\d+) x (\d+) x (\d+)', row['kernel'])
         if shape:
             n, c, oc = map(int, shape.groups())
-            m = {'matmul forward': (n, oc, c), 'matmul backward input': (n, c, oc)}.get(row['operation'], (oc, c, n))
+            m = {"matmul forward": (n, oc, c), "matmul backward input": (n, c, oc)}.get(
+                row["operation"], (oc, c, n)
+            )
             found.append((*m, 1e-3 * row['ms']))
     return found
 
@@ -103,8 +108,13 @@ def main(name, bench, base, *given):
     start = hardware['gemm_start']['value']
     efficiency = statistics.median(gemm_seconds(hardware, memory, m, n, k) / (seconds - start)
                                    for m, n, k, seconds in products(rows))
-    put(hardware, 'gemm_efficiency', efficiency, f'{how}: the median of {len(products(rows))} products; the law\'s '
-        f'start, waves and depth are those of {base}')
+    put(
+        hardware,
+        "gemm_efficiency",
+        efficiency,
+        f"{how}: the median of {len(products(rows))} products; the law's "
+        f"start, waves and depth are those of {base}",
+    )
     put(hardware, 'gemm_sustained', 1, 'assumption: steps are as fast as single products')
 
     launch = hardware['launch_device']['value']
@@ -115,26 +125,53 @@ def main(name, bench, base, *given):
         wide = [r for r in rows.all if r['operation'] == f'{operation}, heads of 128']
         if wide:
             rate = wide[0]['flops'] / (1e-3 * wide[0]['ms'] - launch)
-        put(hardware, f'{key}_128', rate,
-            f'{how}: {operation}, heads of 128' if wide else 'assumption: as heads of 64, as no row has heads of 128')
+        put(
+            hardware,
+            f"{key}_128",
+            rate,
+            (
+                f"{how}: {operation}, heads of 128"
+                if wide
+                else "assumption: as heads of 64, as no row has heads of 128"
+            ),
+        )
 
     share = {
-        'elementwise_efficiency': ('bias gradient', 'encoder forward', 'relu2 forward', 'relu2 backward'),
-        'softmax_efficiency': ('gelu forward', 'gelu backward', 'swiglu forward', 'swiglu backward'),
-        'layernorm_forward_efficiency': ('residual + layernorm', 'residual + rmsnorm'),
-        'layernorm_backward_efficiency': ('layernorm backward', 'rmsnorm backward'),
-        'optimizer_efficiency': ('adamw',),
+        "elementwise_efficiency": (
+            "bias gradient",
+            "encoder forward",
+            "relu2 forward",
+            "relu2 backward",
+        ),
+        "softmax_efficiency": (
+            "gelu forward",
+            "gelu backward",
+            "swiglu forward",
+            "swiglu backward",
+        ),
+        "layernorm_forward_efficiency": ("residual + layernorm", "residual + rmsnorm"),
+        "layernorm_backward_efficiency": ("layernorm backward", "rmsnorm backward"),
+        "optimizer_efficiency": ("adamw",),
     }
     for key, operations in share.items():
-        put(hardware, key, min(1, rows.bandwidth(*operations) / memory), f'{how}: {", ".join(operations)}')
+        put(
+            hardware,
+            key,
+            min(1, rows.bandwidth(*operations) / memory),
+            f'{how}: {", ".join(operations)}',
+        )
     classifier = rows.of('classifier')[0]
-    logits = classifier['must_bytes'] / 6  # statistics read 2 bytes a logit; the gradient reads and writes 2
+    logits = (
+        classifier["must_bytes"] / 6
+    )  # statistics read 2 bytes a logit; the gradient reads and writes 2
     moved = 1e-3 * classifier['ms'] * hardware['elementwise_efficiency']['value'] * memory
     put(software, 'classifier_bytes', moved / logits, f'{how}: classifier, at the elementwise rate')
 
     def section(constants):
-        return ',\n'.join(f'    "{key}": {{"value": {text(c["value"])}, "source": {json.dumps(c["source"])}}}'
-                          for key, c in constants.items())
+        return ",\n".join(
+            f'    "{key}": {{"value": {text(c["value"])}, "source": {json.dumps(c["source"])}}}'
+            for key, c in constants.items()
+        )
 
     print(f'{{\n  "name": {json.dumps(name)},\n  "hardware": {{\n{section(hardware)}\n  }},\n'
           f'  "software": {{\n{section(software)}\n  }}\n}}')

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# holmes.sh: the published rates of Holmes (rows_holmes.csv) beside those of the light simulation, as a table in Markdown.
-# Each network is dev/clusters/holmes-a100.json with other numbers of nodes. No constant was fitted on these rows. What
-# the sources at hand do not say is varied: the speed of Ethernet and the batch.
+# holmes.sh: the published rates of Holmes (rows_holmes.csv) beside those of the light simulation,
+# as a table in Markdown. Each network is dev/clusters/holmes-a100.json with other numbers of nodes.
+# No constant was fitted on these rows. What the sources at hand do not say is varied: the speed of
+# Ethernet and the batch.
 set -eu
 case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/../.."
@@ -12,7 +13,8 @@ trap 'rm -rf "$dir"' EXIT
 predict() {
     local args=() network infiniband roce
     while read -r network infiniband roce; do
-        sed "$2; /\"infiniband_nodes\"/s/: 4,/: $infiniband,/; /\"roce_nodes\"/s/: 4,/: $roce,/" dev/clusters/holmes-a100.json |
+        sed "$2; /\"infiniband_nodes\"/s/: 4,/: $infiniband,/; /\"roce_nodes\"/s/: 4,/: $roce,/" \
+            dev/clusters/holmes-a100.json |
             sed '/_nodes": {"value": 0,/d' | sed -z 's/,\n  }/\n  }/g' >"$dir/$1-$network.json"
         args+=("$dir/$1-$network.json:holmes-$network-")
     done <<<$'ib 8 0\nroce 0 8\neth 0 0\nhybrid 4 4'

@@ -1,7 +1,8 @@
 # shellcheck shell=bash
-# report.sh: begins every shell test: `. "$(dirname "$0")/report.sh"`. Goes to the root of the repository and sets
-# `build` (the test's argument: the folder of the programs), `device` (cpu or cuda), `launch` (starts ranks) and `dir` (a
-# temporary folder, removed at the end). `shown` names files whose ends are printed when a check fails.
+# report.sh: begins every shell test: `. "$(dirname "$0")/report.sh"`. Goes to the root of the
+# repository and sets `build` (the test's argument: the folder of the programs), `device` (cpu or
+# cuda), `launch` (starts ranks) and `dir` (a temporary folder, removed at the end). `shown` names
+# files whose ends are printed when a check fails.
 set -u
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
 . dev/launch.sh
@@ -11,7 +12,8 @@ dir=$(mktemp -d) || exit 1
 # shellcheck disable=SC2064  # a test may have another $dir
 trap "rm -rf '$dir'" EXIT
 shown="$dir/out $dir/err"
-unset MAKEFLAGS MFLAGS MAKELEVEL  # the flags of the make that runs the tests would change what an inner make does
+# The flags of the make that runs the tests would change what an inner make does
+unset MAKEFLAGS MFLAGS MAKELEVEL
 passed=0
 failed=0
 
@@ -28,7 +30,8 @@ report() {  # report STATUS NAME
     done
 }
 
-# verdicts NAME COMMAND...: runs a program that ends with `N passed, N failed`, and adds its checks to the test's.
+# verdicts NAME COMMAND...: runs a program that ends with `N passed, N failed`, and adds its checks
+# to the test's.
 verdicts() {
     local name=$1 last ok=1
     shift
@@ -73,5 +76,6 @@ skip() {
 }
 cpu_only() { [ "$device" = cpu ] || skip "$1"; }  # cpu_only WHY
 need_gpus() {  # need_gpus RANKS: NCCL wants a GPU for each
-    [ "$device" = cpu ] || [ "$(nvidia-smi -L 2>/dev/null | grep -c GPU)" -ge "$1" ] || skip "$1 ranks need $1 GPUs"
+    [ "$device" = cpu ] || [ "$(nvidia-smi -L 2>/dev/null | grep -c GPU)" -ge "$1" ] ||
+        skip "$1 ranks need $1 GPUs"
 }

@@ -1,5 +1,6 @@
 #!/bin/sh
-# run_asm.sh: the hot loop of every kernel is vector code where gcc compiles for AVX2 and AVX-512 (`make asm`).
+# run_asm.sh: the hot loop of every kernel is vector code where gcc compiles for AVX2 and AVX-512
+# (`make asm`).
 cd "$(dirname "$0")/../.." || exit 1
 case $(g++ -dumpmachine 2>/dev/null) in
 x86_64*) exec python3 dev/asm.py ;;

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# run_axe.sh: axe finds no violation in any panel of doc/explorer.html: light and dark, 1280 and 390 pixels wide. Axe
-# comes with the PyPI package axe-core-python (or axe-selenium-python); without it or Chromium this test is skipped.
+# run_axe.sh: axe finds no violation in any panel of doc/explorer.html: light and dark, 1280 and 390
+# pixels wide. Axe comes with the PyPI package axe-core-python (or axe-selenium-python); without it
+# or Chromium this test is skipped.
 . "$(dirname "$0")/report.sh"
 axe=$(python3 - 2>/dev/null <<'EOF'
 import glob, importlib.util

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# run_calibrate.sh [BUILD]: the cluster file of a GPU from its rows of `make bench`: the published file is what the
-# published rows give, and what they lack is said. Ends with `N passed, N failed`.
+# run_calibrate.sh [BUILD]: the cluster file of a GPU from its rows of `make bench`: the published
+# file is what the published rows give, and what they lack is said. Ends with `N passed, N failed`.
 # needs: bf16/train_gpt
 . "$(dirname "$0")/report.sh"
 cpu_only 'it simulates, on the CPU'
@@ -8,7 +8,8 @@ bf16=${build/fp32/bf16}
 rows=dev/results/h200-2026-11-27-bench.jsonl
 
 calibrate() {  # calibrate ROWS ARGUMENTS...
-    python3 dev/scale/calibrate_gpu.py h200-1 "$1" dev/clusters/dgx-h100.json "${@:2}" >"$dir/out" 2>"$dir/err"
+    python3 dev/scale/calibrate_gpu.py h200-1 "$1" dev/clusters/dgx-h100.json "${@:2}" >"$dir/out" \
+        2>"$dir/err"
 }
 refused() {  # refused PATTERN ROWS: exit code 2 and one line on stderr
     calibrate "$2"
@@ -16,7 +17,8 @@ refused() {  # refused PATTERN ROWS: exit code 2 and one line on stderr
     report $? "refused: $1"
 }
 
-calibrate $rows memory 1.41e11 'NVIDIA H200 SXM datasheet' && cmp -s "$dir/out" dev/clusters/h200-1.json
+calibrate $rows memory 1.41e11 'NVIDIA H200 SXM datasheet' &&
+    cmp -s "$dir/out" dev/clusters/h200-1.json
 report $? "dev/clusters/h200-1.json is what $rows gives"
 
 # A slower kernel gives a slower constant, and only that.
@@ -37,10 +39,12 @@ refused 'has no rows of llmc' "$dir/none.jsonl"
 
 # Steps of GPT-2 as measured on that GPU (dev/results/h200-2026-11-27.md): within 13%.
 while read -r model batch measured; do
-    "$bf16/train_gpt" --model "$model" --max-seq 1024 --seq 1024 --micro-batch "$batch" --global-batch "$batch" \
+    "$bf16/train_gpt" --model "$model" --max-seq 1024 --seq 1024 --micro-batch "$batch" \
+        --global-batch "$batch" \
         --simulate dev/clusters/h200-1.json --ranks 1 --steps 2 >"$dir/out" 2>"$dir/err"
     predicted=$(sed -n 's/^step 2\/2 | *\([0-9.]*\) ms.*/\1/p' "$dir/out")
-    awk -v a="$measured" -v b="$predicted" 'BEGIN { e = b / a - 1; exit !(b > 0 && e < 0.13 && e > -0.13) }'
+    awk -v a="$measured" -v b="$predicted" \
+        'BEGIN { e = b / a - 1; exit !(b > 0 && e < 0.13 && e > -0.13) }'
     report $? "$model, B $batch: $predicted ms, measured $measured"
 done <<'END'
 d12 64 117.6

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# run_chaos.sh [BUILD]: messages that come late, a rank that stands still for 3 s and a rank that is ten times slower
-# change no bit; and the profile of its trace names the slow rank. Ends with `N passed, N failed`.
+# run_chaos.sh [BUILD]: messages that come late, a rank that stands still for 3 s and a rank that is
+# ten times slower change no bit; and the profile of its trace names the slow rank. Ends with `N
+# passed, N failed`.
 # needs: fp32/train_gpt_3d tools/profile
 . "$(dirname "$0")/report.sh"
 cpu_only 'a stopped process does not stop its GPU'
@@ -15,7 +16,8 @@ trap end_all EXIT
 mkdir "$dir/pids"
 slow_rank=2
 
-# train NAME: starts 12 steps of 4 ranks. Each rank writes its process id to a file named by its number. Sets job.
+# train NAME: starts 12 steps of 4 ranks. Each rank writes its process id to a file named by its
+# number. Sets job.
 train() {
     # shellcheck disable=SC2016,SC2086
     $launch -n 4 sh -c 'echo $$ >"$0/${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" && exec "$@"' "$dir/pids" \
@@ -28,7 +30,8 @@ train() {
 same() {
     local name
     for name in model optimizer; do
-        cmp "$dir/$1/step-00000012/$name.safetensors" "$dir/calm/step-00000012/$name.safetensors" || return 1
+        cmp "$dir/$1/step-00000012/$name.safetensors" "$dir/calm/step-00000012/$name.safetensors" ||
+            return 1
     done
     cmp <(numbers "$dir/$1.jsonl") <(numbers "$dir/calm.jsonl")
 }
@@ -59,7 +62,8 @@ report $? "rank $slow_rank stands still for 3 s: the same bits"
 
 : >"$dir/out"
 train slow
-until grep -q '^device' "$dir/out" || ! kill -0 $job 2>/dev/null; do sleep 0.01; done  # before 12 quick steps begin
+# Before 12 quick steps begin
+until grep -q '^device' "$dir/out" || ! kill -0 $job 2>/dev/null; do sleep 0.01; done
 pid=$(cat "$dir/pids/$slow_rank")
 while kill -STOP "$pid" 2>/dev/null; do  # a tenth of the time
     sleep 0.045

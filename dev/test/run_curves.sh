@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# run_curves.sh [BUILD]: two data sets blended by weight over several shuffled epochs, with a batch that grows (--ramp)
-# and a learning rate that counts samples: every layout must have the curve of one rank, and a resume its bits. Ends
-# with `N passed, N failed`.
-# needs: fp32/train_gpt fp32/train_gpt_tp fp32/train_gpt_pp fp32/train_gpt_3d fp32/train_zero_bubble tools/byte_corpus
+# run_curves.sh [BUILD]: two data sets blended by weight over several shuffled epochs, with a batch
+# that grows (--ramp) and a learning rate that counts samples: every layout must have the curve of
+# one rank, and a resume its bits. Ends with `N passed, N failed`.
+# needs: fp32/train_gpt fp32/train_gpt_tp fp32/train_gpt_pp fp32/train_gpt_3d fp32/train_zero_bubble
+# needs: tools/byte_corpus
 . "$(dirname "$0")/report.sh"
 build=$(realpath -m "$build")
 export OMP_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=${ONEDNN_MAX_CPU_ISA:-SSE41}
@@ -19,13 +20,17 @@ train() {
     shift 2
     # shellcheck disable=SC2206
     [ "$n" = 1 ] || start=($launch -n "$n")
-    timeout -k 5 120 "${start[@]}" "$build/$trainer" --train-data '0.9:b.bin,0.1:a.bin' --shuffle 1 --layers 4 \
+    timeout -k 5 120 "${start[@]}" "$build/$trainer" --train-data '0.9:b.bin,0.1:a.bin' --shuffle \
+        1 --layers 4 \
         --heads 4 --channels 16 --seq 32 --micro-batch 2 --global-batch 32 --ramp 8,8,90 \
         --warmup 4 --lr 1e-2 --steps 14 "$@" >out 2>&1 </dev/null
 }
 # curve LOG: step, loss, norm and learning rate of each line.
-curve() { sed -n 's/.*"step":\([0-9]*\),"loss":\([^,]*\),"grad_norm":\([^,]*\),"lr":\([^,]*\),.*/\1 \2 \3 \4/p' "$1"; }
-# differ LOG: prints the largest relative difference of losses and of norms from one rank's, if the rates are the same.
+curve() { sed -n \
+    's/.*"step":\([0-9]*\),"loss":\([^,]*\),"grad_norm":\([^,]*\),"lr":\([^,]*\),.*/\1 \2 \3 \4/p' \
+    "$1"; }
+# differ LOG: prints the largest relative difference of losses and of norms from one rank's, if the
+# rates are the same.
 differ() {
     paste -d' ' <(curve one.log) <(curve "$1") | awk '
         function off(a, b) { return (a > b ? a - b : b - a) / a }
@@ -44,8 +49,10 @@ samples=$((($(od -An -td4 -j8 -N4 b.bin) - 1) / 32))
 [ $((304 * 9 / 10)) -gt $((3 * samples)) ]
 report $? "the larger source has $samples samples and gives 273: several epochs, each shuffled anew"
 
-# The learning rate by the rule, and of what the log says of times the tokens: the batch is 8, 16, 24, then 32.
-sed 's/.*"ms":\([^,]*\),"tokens_per_s":\([^,}]*\).*/\1 \2/' one.log | paste -d' ' <(curve one.log) - |
+# The learning rate by the rule, and of what the log says of times the tokens: the batch is 8, 16,
+# 24, then 32.
+sed 's/.*"ms":\([^,]*\),"tokens_per_s":\([^,}]*\).*/\1 \2/' one.log |
+    paste -d' ' <(curve one.log) - |
     awk 'BEGIN { seen = 0; pi = atan2(0, -1) }
     { batch = seen >= 90 ? 32 : 8 + 8 * int(seen * 3 / 90)
       lr = $1 <= 4 ? 1e-2 * $1 / 4 : 1e-3 + 9e-3 * 0.5 * (1 + cos(pi * ($1 - 5) / 10))
@@ -58,7 +65,8 @@ report $? 'warm-up and decay follow the steps, and the batch grows with the samp
 while read -r n trainer flags; do
     rm -f log
     # shellcheck disable=SC2086
-    train "$n" "$trainer" $flags --log log && read -r loss norm bad <<<"$(differ log)" && [ "${bad:-1}" = 0 ]
+    train "$n" "$trainer" $flags --log log && read -r loss norm bad <<<"$(differ log)" &&
+        [ "${bad:-1}" = 0 ]
     report $? "$trainer $flags: losses differ by $loss, norms by $norm, rates not at all"
 done <<'LAYOUTS'
 2 train_gpt_tp --tensor 2
@@ -72,7 +80,8 @@ LAYOUTS
 train 1 train_gpt --resume whole/step-00000005 --out part --log part.log
 same=$?
 for file in model optimizer; do
-    [ $same = 0 ] && cmp "whole/step-00000014/$file.safetensors" "part/step-00000014/$file.safetensors" >>out 2>&1
+    [ $same = 0 ] && cmp "whole/step-00000014/$file.safetensors" \
+        "part/step-00000014/$file.safetensors" >>out 2>&1
     same=$?
 done
 report $same 'a resume on the ramp has the same bits'
@@ -82,7 +91,8 @@ train 1 train_gpt --resume samples --steps 6
 [ $? = 2 ] && grep -q '^error: .*"lr_unit" is malformed' out
 report $? 'a checkpoint of a version that counted the warm-up in samples is refused'
 
-# With other weights, sets or sizes of sets sample k is another one: a resume is refused. The files may move.
+# With other weights, sets or sizes of sets sample k is another one: a resume is refused. The files
+# may move.
 train 1 train_gpt --resume whole/step-00000005 --train-data '9:b.bin,1:a.bin' --steps 6
 report $? 'a resume with the same weights in other words'
 ln -s b.bin moved.bin
@@ -90,11 +100,13 @@ train 1 train_gpt --resume whole/step-00000005 --train-data '0.9:moved.bin,0.1:a
 report $? 'a resume with data that have moved'
 for data in '0.8:b.bin,0.2:a.bin' '0.9:a.bin,0.1:b.bin' b.bin '0.9:[ab].bin,0.1:a.bin'; do
     train 1 train_gpt --resume whole/step-00000005 --train-data "$data" --out other --log other.log
-    [ $? = 2 ] && [ "$(grep -c '^error: ' out)" = 1 ] && [ ! -e other.log ] && ! ls other/step-* >/dev/null 2>&1 &&
+    [ $? = 2 ] && [ "$(grep -c '^error: ' out)" = 1 ] && [ ! -e other.log ] &&
+        ! ls other/step-* >/dev/null 2>&1 &&
         grep -q "^error: the checkpoint was trained on other data (weight x samples: 9 x $samples + 1 x [0-9]*, each in an order of its own) than" out
     report $? "a resume with $data is refused: $(grep '^error: ' out)"
 done
-train 1 train_gpt --resume whole/step-00000005 --train-data '0.8:b.bin,0.2:a.bin' --verify 0 --steps 6
+train 1 train_gpt --resume whole/step-00000005 --train-data '0.8:b.bin,0.2:a.bin' --verify 0 \
+    --steps 6
 report $? '--verify 0 goes on with them'
 
 finish

@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
-# run_data.sh [BUILD]: the Python programs of dev/data. prepare.py makes shards of small texts that stand in for the data
-# sets (file:// instead of a network), which are compared token by token and trained on; check_transformers.py must find
-# a checkpoint's loss where Hugging Face's transformers is installed. PYTHON names another interpreter.
+# run_data.sh [BUILD]: the Python programs of dev/data. prepare.py makes shards of small texts that
+# stand in for the data sets (file:// instead of a network), which are compared token by token and
+# trained on; check_transformers.py must find a checkpoint's loss where Hugging Face's transformers
+# is installed. PYTHON names another interpreter.
 # needs: fp32/train_gpt
 . "$(dirname "$0")/report.sh"
 python=${PYTHON:-python3}
 
 command -v "$python" >/dev/null || skip "no $python"
-python=$("$python" -c 'import sys; print(sys.executable)')  # which a shim of pyenv looks for at every start
+# Which a shim of pyenv looks for at every start
+python=$("$python" -c 'import sys; print(sys.executable)')
 
 prepare() { "$python" dev/data/prepare.py "$@" >"$dir/out" 2>&1; }
 
@@ -24,13 +26,15 @@ document() {
     printf "$1" "$2" | od -An -v -tu1 -w1 | tr -d ' '
 }
 
-# holds SHARD FIRST LAST TOKENS: the shard has lines FIRST .. LAST of TOKENS, and its header has their count.
+# holds SHARD FIRST LAST TOKENS: the shard has lines FIRST .. LAST of TOKENS, and its header has
+# their count.
 holds() {
     sed -n "$2,$3p" "$4" >"$dir/want"
-    [ -f "$1" ] && { echo "20240520 1 $(($3 - $2 + 1))"; cat "$dir/want"; } | cmp - <(shard "$1") >>"$dir/out" 2>&1
+    [ -f "$1" ] && { echo "20240520 1 $(($3 - $2 + 1))"; cat "$dir/want"; } |
+        cmp - <(shard "$1") >>"$dir/out" 2>&1
 }
 
-# ---- tinyshakespeare: speeches between empty lines, a 20th of them for validation ------------------------------------
+# ---- tinyshakespeare: speeches between empty lines, a 20th of them for validation ----------------
 
 source=$dir/source out=$dir/shards
 mkdir -p "$source"
@@ -50,8 +54,10 @@ report $? "its first 20th, $((split - 1)) tokens, is validation"
 holds "$out/tinyshakespeare_train_000001.bin" "$split" "$total" "$dir/tokens"
 report $? "the rest, $((total - split + 1)) tokens, is training: each speech after <|endoftext|>, in its bytes"
 
-"$build/train_gpt" --train-data "$out/tinyshakespeare_train_*.bin" --val-data "$out/tinyshakespeare_val_*.bin" --layers 1 \
-    --channels 16 --seq 8 --micro-batch 2 --steps 2 --val-every 2 --out "$dir/checkpoint" >"$dir/out" 2>&1
+"$build/train_gpt" --train-data "$out/tinyshakespeare_train_*.bin" --val-data \
+    "$out/tinyshakespeare_val_*.bin" --layers 1 \
+    --channels 16 --seq 8 --micro-batch 2 --steps 2 --val-every 2 --out "$dir/checkpoint" \
+        >"$dir/out" 2>&1
 report $? 'train_gpt trains and validates on them'
 
 mv "$source" "$dir/moved"
@@ -71,27 +77,30 @@ prepare tinyshakespeare --source "file://$source" --out "$out"
 holds "$out/tinyshakespeare_train_000001.bin" "$split" "$total" "$dir/tokens"
 report $? 'a download that was interrupted begins again'
 
-# ---- tinystories: stories between lines of <|endoftext|> --------------------------------------------------------------
+# ---- tinystories: stories between lines of <|endoftext|> -----------------------------------------
 
 out=$dir/stories
 for ((i = 1; i <= 30; i++)); do
-    printf '<|endoftext|>\n\nOnce there was %d.\n\nIt went on.\n' $i >>"$source/TinyStoriesV2-GPT4-train.txt"
+    printf '<|endoftext|>\n\nOnce there was %d.\n\nIt went on.\n' $i \
+        >>"$source/TinyStoriesV2-GPT4-train.txt"
     document 'Once there was %d.\n\nIt went on.' $i
 done >"$dir/tokens"
 printf 'One.\n<|endoftext|>\nTwo.\n<|endoftext|>\n' >"$source/TinyStoriesV2-GPT4-valid.txt"
 prepare tinystories --source "file://$source" --out "$out" --shard-tokens 200 --shards 2
 report $? 'prepare.py tinystories --shards 2'
 holds "$out/tinystories_train_000001.bin" 1 200 "$dir/tokens" &&
-    holds "$out/tinystories_train_000002.bin" 201 400 "$dir/tokens" && [ ! -e "$out/tinystories_train_000003.bin" ]
+    holds "$out/tinystories_train_000002.bin" 201 400 "$dir/tokens" &&
+        [ ! -e "$out/tinystories_train_000003.bin" ]
 report $? 'two training shards of 200 tokens, and no more'
 { document 'One.' 0; document 'Two.' 0; } >"$dir/tokens"
 holds "$out/tinystories_val_000000.bin" 1 10 "$dir/tokens"
 report $? 'validation is the other file; nothing stands behind the last separator'
 
-# ---- a vocabulary above 65536: tokens of 32 bits -----------------------------------------------------------------------
+# ---- a vocabulary above 65536: tokens of 32 bits -------------------------------------------------
 
-# Stands in for the package: a token is 100000 and a byte, and <|endoftext|> is the last one. The file's words say
-# whether it asks for truncation and padding, and whether <|first|> stands before each text; `damaged` is refused.
+# Stands in for the package: a token is 100000 and a byte, and <|endoftext|> is the last one. The
+# file's words say whether it asks for truncation and padding, and whether <|first|> stands before
+# each text; `damaged` is refused.
 mkdir "$dir/package"
 cat >"$dir/package/tokenizers.py" <<'PYTHON'
 class Encoding:
@@ -130,17 +139,22 @@ for ((i = 1; i <= 40; i++)); do
     document "$paragraph" $i
 done | awk '{ print $1 == 256 ? 128255 : 100000 + $1 }' >"$dir/tokens"
 split=$(grep -n '^128255$' "$dir/tokens" | sed -n '3s/:.*//p')
-wide text --text "$dir/text" && { echo "20240801 7 $((split - 1))"; head -n $((split - 1)) "$dir/tokens"; } |
+wide text --text "$dir/text" && { echo "20240801 7 $((split - 1))"; head -n $((split - 1)) \
+    "$dir/tokens"; } |
     cmp - <(od -An -v -td4 -N12 "$dir/wide/text_val_000000.bin" | awk '{print $1, $2, $3}'
             od -An -v -tu4 -j1024 -w4 "$dir/wide/text_val_000000.bin" | tr -d ' ') >>"$dir/out" 2>&1
 report $? 'a vocabulary of 128256 gives a shard of uint32'
-wide windows --text LICENSE --seq 8 && head -n 1 LICENSE | head -c 16 >"$dir/line" && wide cloze --text "$dir/line" --seq 8
+wide windows --text LICENSE --seq 8 && head -n 1 LICENSE | head -c 16 >"$dir/line" &&
+    wide cloze --text "$dir/line" --seq 8
 report $? 'and rows for --eval'
-"$build/train_gpt" --vocab 128256 --train-data "$dir/wide/text_train_*.bin" --val-data "$dir/wide/text_val_*.bin" \
-    --layers 1 --channels 16 --seq 8 --micro-batch 2 --steps 2 --val-every 2 --val-batches 1 --out "$dir/wide/model" \
+"$build/train_gpt" --vocab 128256 --train-data "$dir/wide/text_train_*.bin" --val-data \
+    "$dir/wide/text_val_*.bin" \
+    --layers 1 --channels 16 --seq 8 --micro-batch 2 --steps 2 --val-every 2 --val-batches 1 --out \
+        "$dir/wide/model" \
     >"$dir/out" 2>&1
 report $? 'train_gpt trains on it'
-"$build/train_gpt" --init "$dir/wide/model/step-00000002" --eval "$dir/wide/windows.bin" --seq 8 --micro-batch 2 \
+"$build/train_gpt" --init "$dir/wide/model/step-00000002" --eval "$dir/wide/windows.bin" --seq 8 \
+    --micro-batch 2 \
     >"$dir/out" 2>&1
 report $? "and evaluates: $(tail -n 1 "$dir/out")"
 echo '{"ctx": "a", "endings": ["b", "c"], "label": 1}' >"$dir/line"
@@ -148,28 +162,35 @@ wide choices --text "$dir/line" --seq 8 && "$build/train_gpt" --init "$dir/wide/
     --eval "$dir/wide/choices.bin" --seq 8 --micro-batch 2 >"$dir/out" 2>&1
 report $? "choices too: $(tail -n 1 "$dir/out")"
 wide windows --text LICENSE --seq 8 --vocab 128255
-[ $? = 1 ] && grep -q '^error: the text has token 128255 (<|endoftext|>), which a --vocab of 128255' "$dir/out"
+[ $? = 1 ] && grep -q \
+    '^error: the text has token 128255 (<|endoftext|>), which a --vocab of 128255' "$dir/out"
 report $? 'refused: a --vocab that a token of the text reaches'
-PYTHONPATH=$dir/package prepare windows --text LICENSE --seq 8 --document-token '<|first|>' --vocab 128255 \
+PYTHONPATH=$dir/package prepare windows --text LICENSE --seq 8 --document-token '<|first|>' \
+    --vocab 128255 \
     --tokenizer "$dir/tokenizer.json" --out "$dir/smaller" &&
     [ "$(od -An -td4 -j16 -N4 "$dir/smaller/windows.bin")" -eq 128255 ]
 report $? 'a model with fewer tokens than its tokenizer is served, as long as the text has none of the others'
-wide windows --text LICENSE --seq 8 --vocab 128512 && [ "$(od -An -td4 -j16 -N4 "$dir/wide/windows.bin")" -eq 128512 ]
+wide windows --text LICENSE --seq 8 --vocab 128512 &&
+    [ "$(od -An -td4 -j16 -N4 "$dir/wide/windows.bin")" -eq 128512 ]
 report $? '--vocab stands in the rows: a model may have more tokens than its tokenizer'
 
-# ---- the text is taken as it is -----------------------------------------------------------------------------------------
+# ---- the text is taken as it is ------------------------------------------------------------------
 
-# whole TEXT TOKENIZER: the tokens of all shards that prepare.py text makes of the file TEXT, one a line.
+# whole TEXT TOKENIZER: the tokens of all shards that prepare.py text makes of the file TEXT, one a
+# line.
 whole() {
     rm -rf "$dir/whole"
     echo "$2" >"$dir/kind.json"
-    PYTHONPATH=$dir/package prepare text --text "$1" --tokenizer "$dir/kind.json" --out "$dir/whole" "${@:3}" &&
-        for file in "$dir"/whole/text_val_*.bin "$dir"/whole/text_train_*.bin; do od -An -v -tu4 -j1024 -w4 "$file"; done |
+    PYTHONPATH=$dir/package prepare text --text "$1" --tokenizer "$dir/kind.json" --out \
+        "$dir/whole" "${@:3}" &&
+        for file in "$dir"/whole/text_val_*.bin "$dir"/whole/text_train_*.bin; do od -An -v -tu4 \
+            -j1024 -w4 "$file"; done |
         tr -d ' '
 }
 whole "$dir/text" '' >"$dir/plain"
 whole "$dir/text" 'truncation padding' >"$dir/cut"
-[ -s "$dir/plain" ] && cmp "$dir/plain" "$dir/cut" >>"$dir/out" 2>&1 && grep -q 'asks for truncation, which' "$dir/out" &&
+[ -s "$dir/plain" ] && cmp "$dir/plain" "$dir/cut" >>"$dir/out" 2>&1 &&
+    grep -q 'asks for truncation, which' "$dir/out" &&
     grep -q 'asks for padding, which' "$dir/out"
 report $? 'truncation and padding of a tokenizer.json are for batches: no text is lost, and a note says so'
 whole "$dir/text" 'first' | cmp - <(sed 's/128255/128254/' "$dir/plain") >>"$dir/out" 2>&1
@@ -177,9 +198,11 @@ report $? 'the token that the tokenizer puts before a text stands before each do
 whole "$dir/text" 'first' --document-token '<|endoftext|>' | cmp - "$dir/plain" >>"$dir/out" 2>&1
 report $? '--document-token names another'
 
-# Indentation, lines that are not quite empty, line ends of Windows, ideographic blanks; the mark at the start goes.
+# Indentation, lines that are not quite empty, line ends of Windows, ideographic blanks; the mark at
+# the start goes.
 printf '\xef\xbb\xbf\n  first\r\n\r\n' >"$dir/odd"
-for ((i = 1; i <= 40; i++)); do printf '    y = %d\n  \n\xe3\x80\x80return\xe2\x80\xa8y\r\n\n\n' $i; done >>"$dir/odd"
+for ((i = 1; i <= 40; i++)); do printf '    y = %d\n  \n\xe3\x80\x80return\xe2\x80\xa8y\r\n\n\n' \
+    $i; done >>"$dir/odd"
 printf 'the end' >>"$dir/odd"
 tail -c +4 "$dir/odd" | od -An -v -tu1 -w1 | awk '{ print 100000 + $1 }' >"$dir/bytes"
 whole "$dir/odd" '' | grep -v 128255 | cmp - "$dir/bytes" >>"$dir/out" 2>&1 &&
@@ -189,13 +212,15 @@ sed 's/^$/===/' "$dir/text" >"$dir/marked"
 [ "$(whole "$dir/marked" '' --separator === | grep -c 128255)" = 40 ]
 report $? '--separator names the line that ends a document'
 { cat "$dir/text"; printf 'It says <|endoftext|> here.\n'; } >"$dir/named"
-whole "$dir/named" '' >"$dir/tokens" && grep -q '^note: the text names the token before documents 1 times' "$dir/out"
+whole "$dir/named" '' >"$dir/tokens" && grep -q \
+    '^note: the text names the token before documents 1 times' "$dir/out"
 report $? 'a text that names <|endoftext|> gets that token, and a note'
 printf 'one two\xe2\x80\xa8three\x0cfour\r\nfive six\r\n' >"$dir/line"
 wide cloze --text "$dir/line" --seq 64 && grep -q '2 rows' "$dir/out"
 report $? 'cloze: lines end at a line feed, and nowhere else'
 rm -rf "$dir/short"
-prepare text --text "$dir/text" --out "$dir/short" && grep -q '^note: a shard of [0-9]* tokens serves --seq up to' "$dir/out"
+prepare text --text "$dir/text" --out "$dir/short" &&
+    grep -q '^note: a shard of [0-9]* tokens serves --seq up to' "$dir/out"
 report $? 'a shard that is shorter than usual samples says which --seq it serves'
 
 # unusable PATTERN TOKENIZER: what is no tokenizer.json gets one sentence.
@@ -215,7 +240,7 @@ unusable 'is no tokenizer.json: expected value' "$dir/vocab.json"
 echo 'version https://git-lfs.github.com/spec/v1' >"$dir/pointer.json"
 unusable 'git lfs pull' "$dir/pointer.json"
 
-# ---- fineweb, already in tokens -----------------------------------------------------------------------------------------
+# ---- fineweb, already in tokens ------------------------------------------------------------------
 
 out=$dir/fineweb
 mkdir -p "$out"
@@ -227,10 +252,10 @@ prepare fineweb --pretokenized --source "file://$source" --out "$out" &&
     cmp "$source/fineweb_train_000001.bin" "$out/fineweb_train_000001.bin"
 report $? 'prepare.py fineweb --pretokenized takes the shards as they are'
 
-# ---- the public evaluation sets, in their own formats, from a server ----------------------------------------------------
+# ---- the public evaluation sets, in their own formats, from a server -----------------------------
 
-# /whole/FILE is the file, /half/FILE breaks off in its middle, /chunks/FILE too, without a length before it; nothing else
-# is there.
+# /whole/FILE is the file, /half/FILE breaks off in its middle, /chunks/FILE too, without a length
+# before it; nothing else is there.
 web=$dir/web
 mkdir "$web"
 "$python" - "$web" >"$dir/port" 2>"$dir/server" <<'PYTHON' &
@@ -269,7 +294,8 @@ cat >"$web/lambada_test_en.jsonl" <<'LINES'
 {"text": "Na\u00efve words, and then the last word"}
 LINES
 
-# rows FILE: each row as text, with | before what counts and behind it, of choices after 1 (the right one) or 0.
+# rows FILE: each row as text, with | before what counts and behind it, of choices after 1 (the
+# right one) or 0.
 rows() {
     "$python" - "$1" <<'PYTHON'
 import array, sys
@@ -313,14 +339,16 @@ wikitext() {
         rows "$dir/public/wikitext103.bin" | cmp - <(printf '%s\n' \
             "<>|/= A Title =//The <unk> of 1,000 words (some say \"more\") isn't well-known, it's said; see 3.5.//|" end) \
             >>"$dir/out" 2>&1 &&
-        [ "$(od -An -td4 -j20 -N4 "$dir/public/wikitext103.bin")" -eq "$(wc -w <"$web/wiki.test.tokens")" ]
+        [ "$(od -An -td4 -j20 -N4 "$dir/public/wikitext103.bin")" -eq \
+            "$(wc -w <"$web/wiki.test.tokens")" ]
 }
 public wikitext103 --text "$web/wiki.test.tokens" && wikitext
 report $? 'WikiText in its published format: words as people write them, counted as the file has them'
 if "$python" -c 'import pyarrow' 2>/dev/null; then
     "$python" -c 'import sys, pyarrow, pyarrow.parquet as p
 p.write_table(pyarrow.table({"text": open(sys.argv[1]).read().splitlines(keepends=True)}), sys.argv[2])' \
-        "$web/wiki.test.tokens" "$web/test-00000-of-00001.parquet" && rm -f "$dir/public/wikitext103.bin"
+        "$web/wiki.test.tokens" "$web/test-00000-of-00001.parquet" &&
+            rm -f "$dir/public/wikitext103.bin"
     public wikitext103 --source "$address/whole" && wikitext
     report $? 'the same from the parquet file of a server'
 fi
@@ -337,13 +365,16 @@ bytes=$(stat -c %s "$web/hellaswag_val.jsonl")
 broken half "ended after $((bytes / 2)) of $bytes bytes: try again"
 broken chunks 'ended too early'
 broken gone '404 Not Found'
-head -c $((bytes - 40)) "$web/hellaswag_val.jsonl" >"$web/short" && mv "$web/short" "$web/hellaswag_val.jsonl"
+head -c $((bytes - 40)) "$web/hellaswag_val.jsonl" >"$web/short" &&
+    mv "$web/short" "$web/hellaswag_val.jsonl"
 public hellaswag --source "$address/whole"
-[ $? = 1 ] && grep -q '^error: line 2 of .*/download/hellaswag_val.jsonl is not as it must be (JSONDecodeError' "$dir/out" &&
+[ $? = 1 ] && grep -q \
+    '^error: line 2 of .*/download/hellaswag_val.jsonl is not as it must be (JSONDecodeError' \
+    "$dir/out" &&
     [ ! -e "$dir/public/hellaswag.bin" ]
 report $? "a file that is half a file for its server too: $(grep -m1 '^error: ' "$dir/out" | sed "s|$dir||")"
 
-# ---- what is refused ------------------------------------------------------------------------------------------------------
+# ---- what is refused -----------------------------------------------------------------------------
 
 # refused CODE PATTERN ARGUMENTS...: one line on stderr, and no traceback.
 refused() {
@@ -360,13 +391,17 @@ report $? 'and nothing is left that looks like data'
 echo '{"ctx": "a", "endings": ["b", "c", "d", "e"], "label": 4}' >"$dir/label"
 refused 1 "label 4 of 4 endings" choices --text "$dir/label" --tokenizer bytes --out "$dir/none"
 echo '{"ctx": "a", "endings": ["b", "c"], "label": 1e999}' >"$dir/label"
-refused 1 'line 1 of .* (OverflowError' choices --text "$dir/label" --tokenizer bytes --out "$dir/none"
+refused 1 'line 1 of .* (OverflowError' choices --text "$dir/label" --tokenizer bytes --out \
+    "$dir/none"
 "$python" -c 'print("[" * 100000)' >"$dir/label"
-refused 1 'line 1 of .* is not as it must be' choices --text "$dir/label" --tokenizer bytes --out "$dir/none"
+refused 1 'line 1 of .* is not as it must be' choices --text "$dir/label" --tokenizer bytes --out \
+    "$dir/none"
 echo '{"ctx": "", "endings": ["b", "c"], "label": 1}' >"$dir/label"
-refused 1 'example 1 has no token of context' choices --text "$dir/label" --tokenizer bytes --out "$dir/none"
+refused 1 'example 1 has no token of context' choices --text "$dir/label" --tokenizer bytes --out \
+    "$dir/none"
 echo '{"ctx": "a", "endings": ["b", "a very long ending"], "label": 1}' >"$dir/label"
-refused 1 'example 1 has no token of context with --seq 8' choices --text "$dir/label" --seq 8 --out "$dir/none"
+refused 1 'example 1 has no token of context with --seq 8' choices --text "$dir/label" --seq 8 \
+    --out "$dir/none"
 echo 'one interminable' >"$dir/passage"
 refused 1 'has 13 tokens, more than --seq 8' cloze --text "$dir/passage" --seq 8 --out "$dir/none"
 mkfifo "$dir/fifo"
@@ -376,20 +411,23 @@ refused 1 'fewer than 20 documents' text --text "$dir/few" --out "$dir/none"
 echo mine >"$dir/thesis"
 mkdir -p "$dir/linked" && ln -s "$dir/thesis" "$dir/linked/cloze.bin.part"
 echo 'one two' >"$dir/passage"
-prepare cloze --text "$dir/passage" --out "$dir/linked" && [ "$(cat "$dir/thesis")" = mine ] && [ -f "$dir/linked/cloze.bin" ]
+prepare cloze --text "$dir/passage" --out "$dir/linked" && [ "$(cat "$dir/thesis")" = mine ] &&
+    [ -f "$dir/linked/cloze.bin" ]
 report $? "a link OUT.part leads nowhere"
 refused 1 'pretokenized is for fineweb' tinystories --pretokenized
 refused 1 '--shards must not be negative' tinystories --shards -1
 refused 1 'shard-tokens must lie between' tinystories --shard-tokens 0
 refused 1 "$dir/tokens" tinyshakespeare --source "file://$source" --out "$dir/tokens"
 if ! "$python" -c 'import tokenizers' 2>/dev/null; then
-    refused 1 'pip install tokenizers' tinystories --tokenizer "$dir/tokenizer.json" --source "file://$source" --out "$dir/none"
+    refused 1 'pip install tokenizers' tinystories --tokenizer "$dir/tokenizer.json" --source \
+        "file://$source" --out "$dir/none"
 fi
 if ! "$python" -c 'import pyarrow' 2>/dev/null; then
-    refused 1 'pip install pyarrow' fineweb --tokenizer bytes --source "file://$source" --out "$dir/none"
+    refused 1 'pip install pyarrow' fineweb --tokenizer bytes --source "file://$source" --out \
+        "$dir/none"
 fi
 
-# ---- check_transformers.py ------------------------------------------------------------------------------------------------
+# ---- check_transformers.py -----------------------------------------------------------------------
 
 checkpoint=$dir/checkpoint/step-00000002 golden=dev/test/golden
 check() { "$python" dev/data/check_transformers.py "$@" >"$dir/out" 2>&1; }
@@ -399,11 +437,14 @@ if ! "$python" -c 'import torch, transformers' 2>/dev/null; then
     report $? 'check_transformers.py says what to install'
     echo 'skip check_transformers.py: torch and transformers are not installed'
 else
-    "$build/train_gpt" --init $golden --train-data $golden/train.bin --seq 24 --global-batch 8 --steps 3 --val-every 3 \
-        --val-data $golden/train.bin --val-batches 2 --out "$dir/trained" --log "$dir/log" >"$dir/out" 2>&1
+    "$build/train_gpt" --init $golden --train-data $golden/train.bin --seq 24 --global-batch 8 \
+        --steps 3 --val-every 3 \
+        --val-data $golden/train.bin --val-batches 2 --out "$dir/trained" --log "$dir/log" \
+            >"$dir/out" 2>&1
     report $? 'train_gpt makes a checkpoint'
     loss=$(sed -n 's/.*"step":3,"val_loss":\([^},]*\).*/\1/p' "$dir/log")
-    check "$dir/trained/step-00000003" $golden/train.bin --seq 24 --batch 16 --loss "$loss" --tolerance 1e-6
+    check "$dir/trained/step-00000003" $golden/train.bin --seq 24 --batch 16 --loss "$loss" \
+        --tolerance 1e-6
     report $? "transformers loads it and finds its validation loss $loss: $(tail -n 1 "$dir/out")"
     check "$dir/trained/step-00000003" $golden/train.bin --seq 24 --batch 16 --loss "1$loss"
     [ $? = 1 ] && grep -q '^error: the losses differ' "$dir/out"

@@ -1,14 +1,19 @@
 #!/usr/bin/env bash
-# run_docs.sh [BUILD]: are README.md and doc/ true? The tables of numbers that take seconds, the drawings, the plan that
-# lesson 4 prints of `make train`, the code of the recipes, and every link, flag, file and known bug that the pages name.
-# needs: fp32/train_gpt fp32/train_gpt_tp fp32/train_gpt_pp fp32/train_gpt_3d bf16/train_gpt_3d bf16/train_zero_bubble
-# needs: bf16/train_context bf16/train_data bf16/train_fsdp bf16/train_moe bf16/train_gpt_tp fp32/train_moe fp32/train_data
+# run_docs.sh [BUILD]: are README.md and doc/ true? The tables of numbers that take seconds, the
+# drawings, the plan that lesson 4 prints of `make train`, the code of the recipes, and every link,
+# flag, file and known bug that the pages name.
+# needs: fp32/train_gpt fp32/train_gpt_tp fp32/train_gpt_pp fp32/train_gpt_3d bf16/train_gpt_3d
+# needs: bf16/train_zero_bubble
+# needs: bf16/train_context bf16/train_data bf16/train_fsdp bf16/train_moe bf16/train_gpt_tp
+# needs: fp32/train_moe fp32/train_data
 # needs: fp32/train_context fp32/train_fsdp fp32/train_llama fp32/train_zero_bubble
-# needs: tools/figures tools/schedule tools/scale tools/study tools/plan tools/timeline tools/bubbles
+# needs: tools/figures tools/schedule tools/scale tools/study tools/plan tools/timeline
+# needs: tools/bubbles
 # needs: tools/profile tools/byte_corpus
 . "$(dirname "$0")/report.sh"
 cpu_only 'the numbers are those of the stand-ins'
-pages=(README.md doc/course/*.md doc/lab/*.md dev/slurm/README.md dev/scale/README.md dev/results/*.md)
+pages=(README.md doc/course/*.md doc/lab/*.md dev/slurm/README.md dev/scale/README.md \
+    dev/results/*.md)
 
 verdicts 'tables of the pages' dev/plot/tables.sh check "$build"
 
@@ -18,12 +23,14 @@ check() { # check TEXT WRONG: passes if nothing is wrong, else says what
 $2}"
 }
 
-# The table of the paper's rates takes a minute, so only three of its rows are computed here. In all twelve, on the paper's times the
-# lists of 1f1b, zb-h1 and zb-auto with p have the paper's rates.
+# The table of the paper's rates takes a minute, so only three of its rows are computed here. In all
+# twelve, on the paper's times the lists of 1f1b, zb-h1 and zb-auto with p have the paper's rates.
 rates() {
     local rows
-    build/tools/bubbles paper "${build/fp32/bf16}" dev/clusters/dgx-a100.json 6.2B 2>&1 | grep -v '^|-' |
-        while read -r row; do grep -qxF -- "$row" dev/results/schedules.md || echo "not there: $row"; done
+    build/tools/bubbles paper "${build/fp32/bf16}" dev/clusters/dgx-a100.json 6.2B 2>&1 |
+        grep -v '^|-' |
+        while read -r row; do grep -qxF -- "$row" dev/results/schedules.md ||
+            echo "not there: $row"; done
     rows=$(awk -F' *[|,] *' '/^<!-- table bubbles_paper/ { on = 1 } /^<!-- end/ { on = 0 }
         on && $2 ~ /B$/ && $6 == $7 && $12 == $13 && $15 == $16' dev/results/schedules.md | wc -l)
     [ "$rows" = 12 ] || echo "$rows rows of 12 have the paper's rates"
@@ -39,7 +46,8 @@ check "the drawings are what build/tools/figures draws (else: make doc)" "$(draw
 
 schedules() {
     dev/plot/schedules.sh "$build" "$dir" >/dev/null 2>&1 || echo 'dev/plot/schedules.sh fails'
-    for drawn in gpipe 1f1b interleaved zb-h1 zb-auto; do cmp "$dir/$drawn.svg" doc/pictures/$drawn.svg; done 2>&1
+    for drawn in gpipe 1f1b interleaved zb-h1 zb-auto; do cmp "$dir/$drawn.svg" \
+        doc/pictures/$drawn.svg; done 2>&1
 }
 check "the schedules' pictures are those of a simulated step (else: make doc)" "$(schedules)"
 
@@ -50,13 +58,15 @@ main_run() {
         sed -n 's/^ *then .*train_gpt_3d \(.*--virtual-time.*\)/\1/p')
     build/tools/byte_corpus "$dir/text.bin" "$dir/rest.bin" README.md >/dev/null
     # shellcheck disable=SC2086
-    $launch -n 8 "$build/train_gpt_3d" $flags --train-data "$dir/text.bin" --trace "$dir/main.json" </dev/null \
+    $launch -n 8 "$build/train_gpt_3d" $flags --train-data "$dir/text.bin" --trace \
+        "$dir/main.json" </dev/null \
         >/dev/null 2>&1
     build/tools/timeline --step 5 --pipeline 2 --out "$dir/main.svg" "$dir/main.json" 2>/dev/null
     build/tools/profile --out "$dir/profile.svg" "$dir/main.json" >/dev/null 2>&1
     for drawn in main profile; do cmp "$dir/$drawn.svg" doc/pictures/$drawn.svg; done 2>&1
 }
-check "the main run's pictures are those of its step on the virtual clock (else: make doc)" "$(main_run)"
+check "the main run's pictures are those of its step on the virtual clock (else: make doc)" \
+    "$(main_run)"
 
 # Lines of the plan that lesson 4 prints and the dry run of the same command does not.
 plan() {
@@ -73,20 +83,25 @@ plan() {
 check "lesson 4: the plan of make train" "$(plan)"
 
 # GitHub's name of a heading: lower case, no punctuation, dashes for spaces.
-headings() { sed -n 's/^##* //p' "$1" | tr '[:upper:]' '[:lower:]' | sed -E 's/[^a-z0-9 _-]//g; s/ /-/g'; }
+headings() { sed -n 's/^##* //p' "$1" | tr '[:upper:]' '[:lower:]' |
+    sed -E 's/[^a-z0-9 _-]//g; s/ /-/g'; }
 links() {
     local page link file target
     for page in "${pages[@]}"; do
-        grep -oE '\]\([^) ]+\)' "$page" | sed 's/^](//; s/)$//' | grep -v '^http' | while read -r link; do
+        grep -oE '\]\([^) ]+\)' "$page" | sed 's/^](//; s/)$//' | grep -v '^http' |
+            while read -r link; do
             file=${link%%#*} target=$page
             [ -n "$file" ] && target=$(dirname "$page")/$file
             [ -e "$target" ] || { echo "$page: no file $link"; continue; }
-            [[ $link != *#* || $target == *.html ]] || headings "$target" | grep -qx -- "${link#*#}" || echo "$page: no heading $link"
+            [[ $link != *#* || $target == *.html ]] || headings "$target" |
+                grep -qx -- "${link#*#}" || echo "$page: no heading $link"
         done
     done
-    for page in doc/course/*.md; do grep -q "($page" README.md || echo "README does not lead to $page"; done
+    for page in doc/course/*.md; do grep -q "($page" README.md ||
+        echo "README does not lead to $page"; done
     for page in doc/lab/*.md; do
-        [ "$page" = doc/lab/README.md ] || grep -q "(${page##*/}" doc/lab/README.md || echo "doc/lab/README.md does not lead to $page"
+        [ "$page" = doc/lab/README.md ] || grep -q "(${page##*/}" doc/lab/README.md ||
+            echo "doc/lab/README.md does not lead to $page"
     done
     grep -q '(doc/lab/README.md)' README.md || echo 'README does not lead to doc/lab/README.md'
     for page in doc/pictures/*.svg; do
@@ -97,7 +112,8 @@ check "links lead somewhere, README and the list of the laboratory lead to all p
 
 files() {
     local path
-    grep -ohE '\b(llmc|dev|doc)/[A-Za-z0-9_./-]*[A-Za-z0-9_]' "${pages[@]}" | sort -u | grep -v NAME |
+    grep -ohE '\b(llmc|dev|doc)/[A-Za-z0-9_./-]*[A-Za-z0-9_]' "${pages[@]}" | sort -u |
+        grep -v NAME |
         while read -r path; do [ -e "$path" ] || echo "$path"; done
 }
 check "files that the pages name are there" "$(files)"
@@ -107,26 +123,33 @@ others='allow-run-as-root|quiet|oversubscribe|hostfile|map-by|mca|nodes|mpi|sign
 others="$others|gpus-per-task|gpu-bind|with-pmi|pretokenized|shards|stride|text|help|pack|logits|document-token|separator|shard-tokens|local-dir"
 flags() {
     local flag
-    { "$build/train_gpt_3d" --help all; build/tools/scale; build/tools/schedule; build/tools/timeline
+    { "$build/train_gpt_3d" --help all; build/tools/scale; build/tools/schedule; \
+        build/tools/timeline
         build/tools/plan --help
         for flag in dev/lessons/*.cu; do "$build/$(basename "$flag" .cu)" --help all; done; } 2>&1 |
         sed 's/]/ ]/g; s/$/ /' >"$dir/help"
-    grep -ohE '(^|[ `("])--[a-z][a-z0-9-]*' "${pages[@]}" | sed -E 's/^[ `("]*--//' | sort -u | grep -vxE "$others" |
+    grep -ohE '(^|[ `("])--[a-z][a-z0-9-]*' "${pages[@]}" | sed -E 's/^[ `("]*--//' | sort -u |
+        grep -vxE "$others" |
         while read -r flag; do grep -q -- "--$flag " "$dir/help" || echo "--$flag"; done
-    grep -ohE '(`|^)make [a-z-]+( |`|$)' "${pages[@]}" | tr -d '\140' | sort -u | while read -r _ flag; do
+    grep -ohE '(`|^)make [a-z-]+( |`|$)' "${pages[@]}" | tr -d '\140' | sort -u |
+        while read -r _ flag; do
         grep -qE "^${flag% }:" Makefile || echo "make $flag"
     done
 }
 check "flags of trainers and targets of make that the pages name exist" "$(flags)"
 
-# Lines and variables for a debugger, in a folder of their own, and none of them where programs are to be fast.
+# Lines and variables for a debugger, in a folder of their own, and none of them where programs are
+# to be fast.
 debugger() {
-    make --no-print-directory -n -W train_gpt.cu DEVICE=cpu PRECISION=fp32 GDB=1 build/cpu-fp32-gdb/train_gpt 2>&1 |
-        grep -q -- '-O0 -g .*-o build/cpu-fp32-gdb/train_gpt' || echo 'make GDB=1 does not compile with -O0 -g'
+    make --no-print-directory -n -W train_gpt.cu DEVICE=cpu PRECISION=fp32 GDB=1 \
+        build/cpu-fp32-gdb/train_gpt 2>&1 |
+        grep -q -- '-O0 -g .*-o build/cpu-fp32-gdb/train_gpt' ||
+            echo 'make GDB=1 does not compile with -O0 -g'
     local fast
     fast=$(make --no-print-directory -n -W train_gpt.cu DEVICE=cpu PRECISION=fp32 build/cpu-fp32/train_gpt 2>&1 |
         grep -- '-o build/cpu-fp32/train_gpt')
-    [[ $fast = *' -O3 '* && $fast != *' -O0 '* && $fast != *' -g '* ]] || echo 'make does not compile with -O3 alone'
+    [[ $fast = *' -O3 '* && $fast != *' -O0 '* && $fast != *' -g '* ]] ||
+        echo 'make does not compile with -O3 alone'
 }
 check "make GDB=1 builds for a debugger, as doc/lab/stand_ins.md says" "$(debugger)"
 
@@ -152,7 +175,8 @@ check "each bug is in the tests that doc/lab/bugs.md names" "$(bugs)"
 schedule() {
     {
         printf '#include <stdio.h>\n#include "llmc/pipeline_lists.h"\n'
-        awk '/^<!-- code pipeline_eager/ { on = 1 } on && /^```$/ { exit } on && !/^(<!--|```)/' doc/lab/recipes.md
+        awk '/^<!-- code pipeline_eager/ { on = 1 } on && /^```$/ { exit } on && !/^(<!--|```)/' \
+            doc/lab/recipes.md
         cat <<'END'
 int main(void) {
     enum { P = 8, M = 32 };

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# run_eval.sh [BUILD]: --eval in every trainer: text in overlapping windows, cloze and choices, prepared by prepare.py
-# from files made here. Every layout must find the sums of one rank. So must Hugging Face's transformers, if installed,
-# on the same weights. Bad files are refused. PYTHON names another interpreter.
+# run_eval.sh [BUILD]: --eval in every trainer: text in overlapping windows, cloze and choices,
+# prepared by prepare.py from files made here. Every layout must find the sums of one rank. So must
+# Hugging Face's transformers, if installed, on the same weights. Bad files are refused. PYTHON
+# names another interpreter.
 # needs: fp32/train_gpt fp32/train_gpt_tp fp32/train_gpt_pp fp32/train_gpt_3d fp32/train_zero_bubble
 # needs: fp32/train_context fp32/train_fsdp
 . "$(dirname "$0")/report.sh"
@@ -10,7 +11,7 @@ need_gpus 8
 command -v "$python" >/dev/null || skip "no $python"
 export OMP_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=${ONEDNN_MAX_CPU_ISA:-SSE41} PYTHONDONTWRITEBYTECODE=1
 
-# ---- the files -------------------------------------------------------------------------------------------------------
+# ---- the files -----------------------------------------------------------------------------------
 
 prepare() { "$python" dev/data/prepare.py "$@" --seq 24 --out "$dir" >"$dir/out" 2>&1; }
 head -c 600 LICENSE >"$dir/text"
@@ -21,7 +22,8 @@ report $? 'every byte counts once, in windows that are 8 tokens apart'
 printf 'The cat sat on the mat\nWe went home again\n' >"$dir/passages"
 prepare cloze --text "$dir/passages" && grep -q '2 rows, 10 tokens count' "$dir/out"
 report $? "prepare.py cloze: the last words and the blanks before them: $(cat "$dir/out")"
-printf '{"ctx": "Sky is %d", "endings": ["blue", "grey as a", "on", "sat"], "label": %d}\n' 1 0 2 3 3 "1" 4 2 5 2 6 1 \
+printf '{"ctx": "Sky is %d", "endings": ["blue", "grey as a", "on", "sat"], "label": %d}\n' 1 0 2 \
+    3 3 "1" 4 2 5 2 6 1 \
     >"$dir/examples"
 prepare choices --text "$dir/examples" && grep -q '6 examples' "$dir/out"
 report $? "prepare.py choices: $(cat "$dir/out")"
@@ -36,10 +38,11 @@ eval_rows.write_rows(sys.argv[1], eval_rows.CLOZE, 61, 0, rows)
 PYTHON
 report $? "300 rows of one token: $(cat "$dir/out")"
 
-# ---- one rank, then layouts ------------------------------------------------------------------------------------------
+# ---- one rank, then layouts ----------------------------------------------------------------------
 
 # A model that has learned a little, so that losses are not all alike.
-"$build/train_gpt" --train-data dev/test/golden/train.bin --vocab 257 --layers 4 --channels 16 --seq 24 --steps 3 \
+"$build/train_gpt" --train-data dev/test/golden/train.bin --vocab 257 --layers 4 --channels 16 \
+    --seq 24 --steps 3 \
     --lr 0.03 --out "$dir/model" >"$dir/out" 2>&1 && mv "$dir/model/step-00000003" "$dir/bytes"
 report $? 'a model of bytes'
 
@@ -50,7 +53,8 @@ measure() {
     rm -f "$dir/log"
     # shellcheck disable=SC2206
     [ "$n" = 1 ] || start=($launch -n "$n")
-    timeout -k 5 120 "${start[@]}" "$build/$trainer" --init "$model" --eval "$file" --log "$dir/log" "$@" \
+    timeout -k 5 120 "${start[@]}" "$build/$trainer" --init "$model" --eval "$file" --log \
+        "$dir/log" "$@" \
         >"$dir/out" 2>&1 </dev/null
 }
 # like FILE: is the log's loss sum within 1e-6 of the one in FILE, and the rest the same?
@@ -64,10 +68,12 @@ like() {
 models=("$dir/bytes" "$dir/bytes" "$dir/bytes" dev/test/golden)
 files=("$dir/windows.bin" "$dir/cloze.bin" "$dir/choices.bin" "$dir/golden.bin")
 for i in 0 1 2 3; do
-    measure 1 train_gpt "${models[$i]}" "${files[$i]}" && [ -s "$dir/log" ] && cp "$dir/log" "$dir/one.$i"
+    measure 1 train_gpt "${models[$i]}" "${files[$i]}" && [ -s "$dir/log" ] &&
+        cp "$dir/log" "$dir/one.$i"
     report $? "one rank: $(cat "$dir/log")"
 done
-grep -qF "{\"step\":3,\"model\":\"$dir/bytes\",\"eval\":\"$dir/choices.bin\",\"eval_rows\":" "$dir/one.2" &&
+grep -qF "{\"step\":3,\"model\":\"$dir/bytes\",\"eval\":\"$dir/choices.bin\",\"eval_rows\":" \
+    "$dir/one.2" &&
     grep -qF '{"step":0,"model":"dev/test/golden",' "$dir/one.3"
 report $? 'a line has the step of the checkpoint, its folder and the file'
 right=$(sed -n 's/.*"eval_right":\([0-9]*\),"eval_of":300.*/\1/p' "$dir/one.3")
@@ -91,7 +97,7 @@ done <<'LAYOUTS'
 2 train_context 3 --context 2 --context-layout contiguous --micro-batch 4
 LAYOUTS
 
-# ---- what the sums stand on ------------------------------------------------------------------------------------------
+# ---- what the sums stand on ----------------------------------------------------------------------
 
 # Validation computes windows without overlap: the same mean loss.
 "$python" - "$dir/plain.bin" <<'PYTHON' >"$dir/out" 2>&1
@@ -103,10 +109,13 @@ eval_rows.write_rows(sys.argv[1], eval_rows.TEXT, 61, 0, [(tokens[24 * i : 24 * 
 PYTHON
 measure 1 train_gpt dev/test/golden "$dir/plain.bin"
 sum=$(sed -n 's/.*"eval_loss_sum":\([^,]*\),.*/\1/p' "$dir/log")
-"$build/train_gpt" --init dev/test/golden --train-data dev/test/golden/train.bin --val-data dev/test/golden/train.bin \
-    --seq 24 --micro-batch 4 --global-batch 8 --val-batches 2 --steps 0 --val-every 1 --log "$dir/val" >"$dir/out" 2>&1
+"$build/train_gpt" --init dev/test/golden --train-data dev/test/golden/train.bin --val-data \
+    dev/test/golden/train.bin \
+    --seq 24 --micro-batch 4 --global-batch 8 --val-batches 2 --steps 0 --val-every 1 --log \
+        "$dir/val" >"$dir/out" 2>&1
 mean=$(sed -n 's/.*"val_loss":\([^,}]*\).*/\1/p' "$dir/val")
-awk -v s="$sum" -v m="$mean" 'BEGIN { d = s / 384 - m; exit !(m > 0 && d < 1e-7 * m && -d < 1e-7 * m) }'
+awk -v s="$sum" -v m="$mean" \
+    'BEGIN { d = s / 384 - m; exit !(m > 0 && d < 1e-7 * m && -d < 1e-7 * m) }'
 report $? "16 whole samples: the sum $sum is 384 times the validation loss $mean"
 
 check() { "$python" dev/data/check_transformers.py "$@" >"$dir/out" 2>&1; }
@@ -114,16 +123,18 @@ if "$python" -c 'import torch, transformers' 2>/dev/null; then
     check "$dir/hf" --random 2,4,32,257,24
     report $? 'transformers makes a random GPT-2'
     for file in windows cloze choices; do
-        measure 1 train_gpt "$dir/hf" "$dir/$file.bin" && check "$dir/hf" "$dir/$file.bin" --log "$dir/log"
+        measure 1 train_gpt "$dir/hf" "$dir/$file.bin" &&
+            check "$dir/hf" "$dir/$file.bin" --log "$dir/log"
         report $? "$file: $(tail -n 1 "$dir/out")"
     done
-    measure 1 train_gpt dev/test/golden "$dir/golden.bin" && check dev/test/golden "$dir/golden.bin" --log "$dir/log"
+    measure 1 train_gpt dev/test/golden "$dir/golden.bin" &&
+        check dev/test/golden "$dir/golden.bin" --log "$dir/log"
     report $? "golden: $(tail -n 1 "$dir/out")"
 else
     echo 'skip check_transformers.py: torch and transformers are not installed'
 fi
 
-# ---- what is refused -------------------------------------------------------------------------------------------------
+# ---- what is refused -----------------------------------------------------------------------------
 
 # refused PATTERN FLAGS...: exit code 2, one sentence, nothing written.
 refused() {
@@ -131,10 +142,12 @@ refused() {
     shift
     rm -f "$dir/log"
     "$build/train_gpt" --log "$dir/log" "$@" >"$dir/stdout" 2>"$dir/out" </dev/null
-    [ $? = 2 ] && [ "$(wc -l <"$dir/out")" = 1 ] && grep -q "^error: .*$pattern" "$dir/out" && [ ! -e "$dir/log" ]
+    [ $? = 2 ] && [ "$(wc -l <"$dir/out")" = 1 ] && grep -q "^error: .*$pattern" "$dir/out" &&
+        [ ! -e "$dir/log" ]
     report $? "refused: $(sed "s|$dir/||g" "$dir/out")"
 }
-refused 'has token [0-9]* in row 0, but the model.s vocabulary is 61' --init dev/test/golden --eval "$dir/windows.bin"
+refused 'has token [0-9]* in row 0, but the model.s vocabulary is 61' --init dev/test/golden \
+    --eval "$dir/windows.bin"
 refused 'needs the weights that it measures' --eval "$dir/windows.bin"
 refused 'is no evaluation file' --init dev/test/golden --eval dev/test/golden/train.bin
 refused 'seq 12 takes 13' --init "$dir/bytes" --eval "$dir/windows.bin" --seq 12

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# run_experiments.sh [BUILD]: runs the commands by which the lessons' pages break a trainer, as they stand there, on copies
-# of the trainers, and checks the pages' claims. Their output stays in build/experiments/NAME.out for `make doc`.
+# run_experiments.sh [BUILD]: runs the commands by which the lessons' pages break a trainer, as they
+# stand there, on copies of the trainers, and checks the pages' claims. Their output stays in
+# build/experiments/NAME.out for `make doc`.
 # needs: fp32/train_gpt fp32/train_gpt_tp fp32/train_gpt_3d bf16/train_gpt_3d tools/byte_corpus
 . "$(dirname "$0")/report.sh"
 dir=build/experiments
@@ -17,10 +18,12 @@ check() { # check TEXT COMMAND...
 
 # The commands of an experiment: the block of code behind `<!-- run NAME -->`.
 commands() {
-    awk -v begin="<!-- run $1 -->" '$0 == begin { on = 1 } on && /^```$/ { exit } on && !/^(<!--|```)/' doc/*/*.md
+    awk -v begin="<!-- run $1 -->" \
+        '$0 == begin { on = 1 } on && /^```$/ { exit } on && !/^(<!--|```)/' doc/*/*.md
 }
 
-# change NAME [TARGET]: makes build/experiments/NAME.cu as the sed or patch line of its page says, and builds it.
+# change NAME [TARGET]: makes build/experiments/NAME.cu as the sed or patch line of its page says,
+# and builds it.
 change() {
     local words file code
     eval "words=($(commands "$1" | head -n 1))"
@@ -34,9 +37,11 @@ change() {
     check "$1: it compiles" test $? = 0
 }
 
-# run NAME OUTPUT PROGRAM OTHER: the commands but sed, patch and make, with another program in the place of the page's.
+# run NAME OUTPUT PROGRAM OTHER: the commands but sed, patch and make, with another program in the
+# place of the page's.
 run() {
-    commands "$1" | grep -vE '^(sed -i|patch|make|git checkout) ' | sed "s|mpirun --oversubscribe|$launch|; s|$3|$4|" >"$dir/$1.sh"
+    commands "$1" | grep -vE '^(sed -i|patch|make|git checkout) ' |
+        sed "s|mpirun --oversubscribe|$launch|; s|$3|$4|" >"$dir/$1.sh"
     bash "$dir/$1.sh" >"$dir/$2" 2>"$dir/$1.err" </dev/null
 }
 
@@ -50,7 +55,8 @@ for n in 2 3 4; do
     check "no_wait: with the wait, order $n gives the numbers of order 1" \
         test -n "$right" -a "$(order with_wait $n)" = "$right"
 done
-check "no_wait: without it, the default order happens to be right" test "$(order no_wait 1)" = "$right"
+check "no_wait: without it, the default order happens to be right" test "$(order no_wait 1)" = \
+    "$right"
 wrong=$(for n in 2 3 4; do [ "$(order no_wait $n)" = "$right" ] || echo $n; done)
 check "no_wait: and a random order shows that it is wrong" test -n "$wrong"
 
@@ -81,21 +87,27 @@ check "one_stream: rank 1 is in the send of micro-batch 0" \
     says 3 'rank 1 waits in ncclSend.*micro-batch 0.*not received'
 check "one_stream: behind it is the receive of micro-batch 1" \
     says 4 'rank 1 waits in ncclRecv.*micro-batch 1.*behind'
-$launch -n 2 "$build/$dir/one_stream" --pipeline 2 --schedule gpipe --init dev/test/golden --micro-batch 2 \
-    --train-data dev/test/golden/train.bin --global-batch 8 --steps 2 --val-every 0 >$dir/gpipe.out 2>&1 </dev/null
+$launch -n 2 "$build/$dir/one_stream" --pipeline 2 --schedule gpipe --init dev/test/golden \
+    --micro-batch 2 \
+    --train-data dev/test/golden/train.bin --global-batch 8 --steps 2 --val-every 0 \
+        >$dir/gpipe.out 2>&1 </dev/null
 check "one_stream: GPipe runs to its end" test $? = 0
 
 change swapped_sums
 run swapped_sums swapped_sums.out build/cpu-fp32/train_gpt_3d "$build/$dir/swapped_sums"
 run swapped_sums right_sums.out build/cpu-fp32/train_gpt_3d "$build/train_gpt_3d"
 check "swapped_sums: the loss of step 1 stays right and its norm does not: $(first swapped_sums norm), $(first right_sums norm)" \
-    test "$(first swapped_sums loss)" = "$(first right_sums loss)" -a "$(first swapped_sums norm)" != "$(first right_sums norm)"
-check "swapped_sums: --debug-replicas names wte" grep -q '^error: wte.weight differs' $dir/swapped_sums.out
-check "swapped_sums: and nothing else on the right trainer" test "$(grep -c ^step $dir/right_sums.out)" = 4
+    test "$(first swapped_sums loss)" = "$(first right_sums loss)" -a "$(first swapped_sums norm)" \
+        != "$(first right_sums norm)"
+check "swapped_sums: --debug-replicas names wte" grep -q '^error: wte.weight differs' \
+    $dir/swapped_sums.out
+check "swapped_sums: and nothing else on the right trainer" test \
+    "$(grep -c ^step $dir/right_sums.out)" = 4
 
 run zero zero.out 'build/cpu-$precision' "${build/fp32/\$precision}"
 # sent N OPERATION: bytes that data rank 0 sent in run number N.
-sent() { awk -v n="$1" -v op="$2:" '/^(fp32|bf16)/ { i++ } i == n && $6 == op { print $9 }' $dir/zero.out; }
+sent() { awk -v n="$1" -v op="$2:" '/^(fp32|bf16)/ { i++ } i == n && $6 == op { print $9 }' \
+    $dir/zero.out; }
 for n in 1 2 3 4; do
     share=$((n == 4 ? 2 : 1)) # weights in bf16
     gathered=$(sent $n ncclAllGather)
@@ -109,24 +121,29 @@ ln -sf "$PWD/$build"/train_gpt{,_tp} "$build/$dir"
 run post_ln post_ln.out 'build/cpu-fp32/$trainer' "$build/$dir/\$trainer"
 norm() { sed -n "s/^$1 --layers $2: .*norm //p" $dir/post_ln.out; } # norm TRAINER LAYERS
 check "post_ln: with 24 layers for 4 the pre-LN norm doubles at least: $(norm train_gpt 4), $(norm train_gpt 24)" \
-    awk -v a="$(norm train_gpt 4)" -v b="$(norm train_gpt 24)" 'BEGIN { exit !(a > 0 && b > 2 * a) }'
+    awk -v a="$(norm train_gpt 4)" -v b="$(norm train_gpt 24)" \
+        'BEGIN { exit !(a > 0 && b > 2 * a) }'
 check "post_ln: and the post-LN norm differs by less than a tenth: $(norm post_ln 4), $(norm post_ln 24)" \
-    awk -v a="$(norm post_ln 4)" -v b="$(norm post_ln 24)" 'BEGIN { exit !(a > 0 && b < 1.1 * a && b > 0.9 * a) }'
+    awk -v a="$(norm post_ln 4)" -v b="$(norm post_ln 24)" \
+        'BEGIN { exit !(a > 0 && b < 1.1 * a && b > 0.9 * a) }'
 
 change parallel_block
 run parallel_block parallel_block.out 'build/cpu-fp32/$trainer' "$build/$dir/\$trainer"
 # calls TRAINER SP OPERATION: of one run.
 calls() {
-    awk -v run="$1 --sequence-parallel $2" -v op="$3:" '/^(train|par)/ { on = $0 == run } on && $7 == op { print $8 }' \
+    awk -v run="$1 --sequence-parallel $2" -v op="$3:" \
+        '/^(train|par)/ { on = $0 == run } on && $7 == op { print $8 }' \
         $dir/parallel_block.out
 }
 check "parallel_block: 4 layers * 4 micro-batches * 2 all-reduces fewer: $(calls parallel_block 0 ncclAllReduce)" \
     test "$(calls parallel_block 0 ncclAllReduce)" = $(($(calls train_gpt_tp 0 ncclAllReduce) - 32))
 check "parallel_block: as many reduce-scatters fewer: $(calls parallel_block 1 ncclReduceScatter)" \
-    test "$(calls parallel_block 1 ncclReduceScatter)" = $(($(calls train_gpt_tp 1 ncclReduceScatter) - 32))
+    test "$(calls parallel_block 1 ncclReduceScatter)" = \
+        $(($(calls train_gpt_tp 1 ncclReduceScatter) - 32))
 check "parallel_block: and 3 all-gathers a layer for 6: $(calls parallel_block 1 ncclAllGather)" \
     test "$(calls parallel_block 1 ncclAllGather)" = $(($(calls train_gpt_tp 1 ncclAllGather) - 48))
-"$build/$dir/parallel_block" --init dev/test/golden --train-data dev/test/golden/train.bin --micro-batch 2 \
+"$build/$dir/parallel_block" --init dev/test/golden --train-data dev/test/golden/train.bin \
+    --micro-batch 2 \
     --global-batch 8 --steps 1 --val-every 0 >$dir/parallel_one.out 2>&1 </dev/null
 one=$(grep -oE '^step.*norm [0-9.]+' $dir/parallel_one.out)
 check "parallel_block: on 1 rank, on 2, and with sequence parallelism the numbers are the same: $one" \

@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# run_explorer.sh [BUILD]: is doc/explorer.html what its sources make, and are its numbers the trainers' own? The page
-# runs in headless Chromium. Its schedules are compared with build/tools/schedule, its layouts with --dry-run,
-# NCCL_TRAFFIC=1 and the trainer's refusals, its times and searches with build/tools/plan. Without clang (target
-# wasm32) or Chromium that part is skipped.
-# needs: fp32/train_gpt_3d bf16/train_gpt_3d fp32/train_zero_bubble bf16/train_zero_bubble bf16/train_llama tools/schedule tools/plan
+# run_explorer.sh [BUILD]: is doc/explorer.html what its sources make, and are its numbers the
+# trainers' own? The page runs in headless Chromium. Its schedules are compared with
+# build/tools/schedule, its layouts with --dry-run, NCCL_TRAFFIC=1 and the trainer's refusals, its
+# times and searches with build/tools/plan. Without clang (target wasm32) or Chromium that part is
+# skipped.
+# needs: fp32/train_gpt_3d bf16/train_gpt_3d fp32/train_zero_bubble bf16/train_zero_bubble
+# needs: bf16/train_llama tools/schedule tools/plan
 . "$(dirname "$0")/report.sh"
 cpu_only 'the numbers are those of the stand-ins'
 page=doc/explorer.html
@@ -14,16 +16,18 @@ check() { # check TEXT WRONG: passes if nothing is wrong, else says what
 $2}"
 }
 
-# ---- the page -------------------------------------------------------------------------------------------------------
+# ---- the page ------------------------------------------------------------------------------------
 
-check "the page has $(wc -c <$page) bytes, at most 300 KB" "$([ "$(wc -c <$page)" -le 300000 ] || echo 'too large')"
+check "the page has $(wc -c <$page) bytes, at most 300 KB" \
+    "$([ "$(wc -c <$page)" -le 300000 ] || echo 'too large')"
 check "the page loads nothing" \
     "$(grep -oE '(src|action)="?[^#"][^"]*"|href="[a-z]*:|https?://|url\(|@import|fetch\(|XMLHttp' $page)"
 
 clang=${CLANG:-clang} linker=${WASM_LD:-wasm-ld}
 made=$(tail -n 1 $page)
 here=$("$clang" --version 2>/dev/null | sed -n '1s/.*version \([0-9.]*\).*/<!-- clang \1 -->/p')
-if ! command -v "$linker" >/dev/null || ! "$clang" --print-targets 2>/dev/null | grep -q wasm32; then
+if ! command -v "$linker" >/dev/null || ! "$clang" --print-targets 2>/dev/null |
+    grep -q wasm32; then
     echo 'skip the bytes of the page: no clang with the target wasm32, or no wasm-ld'
 elif [ "$made" != "$here" ]; then
     dev/explorer/build.sh "$dir/explorer.html" >"$dir/made" 2>&1
@@ -31,7 +35,8 @@ elif [ "$made" != "$here" ]; then
     echo "skip the bytes of the page: $made made it, and here is $here"
 else
     dev/explorer/build.sh "$dir/explorer.html" >"$dir/made" 2>&1
-    check "the page is what its sources make (else: make explorer)" "$(cmp "$dir/explorer.html" $page 2>&1)"
+    check "the page is what its sources make (else: make explorer)" \
+        "$(cmp "$dir/explorer.html" $page 2>&1)"
     check "no warning of the compiler" "$(grep -i warning "$dir/made")"
 fi
 
@@ -47,10 +52,10 @@ done
 chromium=$(command -v chromium || command -v chromium-browser || command -v google-chrome)
 [ -n "$chromium" ] || skip 'the numbers of the page: no Chromium'
 
-# ---- what the page says ---------------------------------------------------------------------------------------------
+# ---- what the page says --------------------------------------------------------------------------
 
-# An address of the page, and the kind of comparison: schedule ARGUMENTS of build/tools/schedule (LIST: the file of a
-# list), dry (--dry-run), traffic (one step of the golden model), refused.
+# An address of the page, and the kind of comparison: schedule ARGUMENTS of build/tools/schedule
+# (LIST: the file of a list), dry (--dry-run), traffic (one step of the golden model), refused.
 golden='heads=4&channels=32&vocab=61&seq=24&micro=2&global=8&sp=0&recompute=none'
 small='heads=4&channels=128&vocab=257&seq=64&micro=4&global=16&sp=0&recompute=none'
 middle='heads=8&channels=512&vocab=50257&seq=512&micro=4&global=32&sp=0&recompute=none'
@@ -131,7 +136,8 @@ cases=(
 )
 # A list as an address: line ends are %0A, spaces +, comments stay.
 list_address() {
-    sed 's/ /+/g; s/#/%23/g; s/;/%3B/g; s/$/%0A/' "$1" | tr -d '\n' | sed 's/^/#schedules?kind=list\&list=/'
+    sed 's/ /+/g; s/#/%23/g; s/;/%3B/g; s/$/%0A/' "$1" | tr -d '\n' |
+        sed 's/^/#schedules?kind=list\&list=/'
 }
 addresses=() wants=() lists=()
 for case in "${cases[@]}"; do
@@ -159,7 +165,8 @@ array() { printf '"%s", ' "$@"; }
     cat dev/test/explorer_driver.js
     echo '</script>'
 } >"$dir/driven.html"
-timeout 200 "$chromium" --headless --no-sandbox --disable-gpu --user-data-dir="$dir/profile" --window-size=1280,1000 \
+timeout 200 "$chromium" --headless --no-sandbox --disable-gpu --user-data-dir="$dir/profile" \
+    --window-size=1280,1000 \
     --dump-dom "file://$dir/driven.html" 2>"$dir/browser" | sed -n '/<pre id="result">/,/^end$/p' |
     sed 's/&lt;/</g; s/&gt;/>/g; s/&amp;/\&/g' >"$dir/said"
 if [ "$(tail -n 1 "$dir/said")" != end ]; then
@@ -195,12 +202,14 @@ trainer() {
     [[ $address == *schedule=zb-* ]] && name=train_zero_bubble
     flags=$(said "$1" flags)
     [[ $flags == *--model* ]] && name=train_llama
-    for size in $(sed -nE 's/.*&tensor=([0-9]+)&data=([0-9]+)&pipeline=([0-9]+).*/\1 \2 \3/p' <<<"$address"); do
+    for size in $(sed -nE 's/.*&tensor=([0-9]+)&data=([0-9]+)&pipeline=([0-9]+).*/\1 \2 \3/p' \
+        <<<"$address"); do
         ranks=$((ranks * size))
     done
     shift 2
     # shellcheck disable=SC2086
-    OMP_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=SSE41 $launch -n $ranks "$@" "${build/fp32/$precision}/$name" $flags $more 2>&1 </dev/null
+    OMP_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=SSE41 $launch -n $ranks "$@" \
+        "${build/fp32/$precision}/$name" $flags $more 2>&1 </dev/null
 }
 
 compare_dry() {
@@ -209,13 +218,14 @@ compare_dry() {
         "$(trainer "$1" --dry-run | awk '/^MiB per rank/ { on = 1; next } on { print $1, $2, $3, $4, $5 }')"
 }
 
-# Each rank writes its errors to a file of its own. The launcher may lose or mix lines that several ranks write at once
-# or just before they end.
+# Each rank writes its errors to a file of its own. The launcher may lose or mix lines that several
+# ranks write at once or just before they end.
 compare_traffic() {
     local data=dev/test/golden/train.bin
     rm -f "$dir"/rank.*
     # shellcheck disable=SC2016
-    if ! NCCL_TRAFFIC=1 trainer "$1" "--train-data $data --steps 1" sh -c 'exec "$@" 2>"$0.$$"' "$dir/rank" \
+    if ! NCCL_TRAFFIC=1 trainer "$1" "--train-data $data --steps 1" sh -c 'exec "$@" 2>"$0.$$"' \
+        "$dir/rank" \
         >"$dir/printed"; then
         echo 'the trainer failed:'
         tail -n 5 "$dir/printed" "$dir"/rank.*
@@ -231,7 +241,8 @@ compare_traffic() {
             END { for (key in calls) printf "%s %d %.0f %.0f\n", key, calls[key], sent[key], got[key] }' | sort)"
 }
 
-# The page's time, memory, MFU and parts are those of the planner, which is asked for that layout alone.
+# The page's time, memory, MFU and parts are those of the planner, which is asked for that layout
+# alone.
 compare_time() {
     local flags
     read -ra flags <<<"$(said "$1" plan)"
@@ -260,11 +271,13 @@ compare_search() {
     compare "$(said "$1" row | awk '{ printf "%.9g %s", $1, $2; $1 = $2 = ""; print }')" \
         "$(awk -F '\t' '{ key = $4; value = $5; gsub(/[":,]/, "", key); gsub(/[",]/, "", value); seen[key] = value }
             $3 ~ /^}/ { printf "%.9g %s  %s\n", seen["step_seconds"], seen["memory_bytes"], seen["flags"] }' "$dir/plan")"
-    build/tools/plan --light "${flags[@]}" | sed -n '/^why not/,/^train:/s/^  \([^ ].\{25\}\)\(.*\)/\1|\2/p' |
+    build/tools/plan --light "${flags[@]}" | sed -n \
+        '/^why not/,/^train:/s/^  \([^ ].\{25\}\)\(.*\)/\1|\2/p' |
         sed 's/ *|/|/' >"$dir/why"
     said "$1" whynot >"$dir/page"
     said "$1" best | grep -vx loaded
-    [ "$(cut -d '|' -f 1 "$dir/page" | grep -cxFf <(cut -d '|' -f 1 "$dir/why"))" -ge 5 ] || echo 'too few changes'
+    [ "$(cut -d '|' -f 1 "$dir/page" | grep -cxFf <(cut -d '|' -f 1 "$dir/why"))" -ge 5 ] ||
+        echo 'too few changes'
     while IFS='|' read -r name text; do
         grep -qF "$name|" "$dir/why" && ! grep -qxF "$name|$text" "$dir/why" &&
             echo "page $name|$text: planner $(grep -F "$name|" "$dir/why")"

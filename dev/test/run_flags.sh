@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
-# run_flags.sh [BUILD]: every flag of every trainer is in a checkpoint (trainer.json or config.json), or on one of the
-# lists below of those that change nothing that is computed. Then: a run that resumes with another value is told or
-# refused. Ends with `N passed, N failed`.
+# run_flags.sh [BUILD]: every flag of every trainer is in a checkpoint (trainer.json or
+# config.json), or on one of the lists below of those that change nothing that is computed. Then: a
+# run that resumes with another value is told or refused. Ends with `N passed, N failed`.
 # needs: fp32/train_gpt fp32/train_gpt_tp fp32/train_gpt_pp fp32/train_gpt_3d tools/byte_corpus
-# needs: fp32/train_context fp32/train_data fp32/train_fsdp fp32/train_llama fp32/train_moe fp32/train_zero_bubble
+# needs: fp32/train_context fp32/train_data fp32/train_fsdp fp32/train_llama fp32/train_moe
+# needs: fp32/train_zero_bubble
 . "$(dirname "$0")/report.sh"
 export OMP_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=SSE41
 build/tools/byte_corpus "$dir/train.bin" "$dir/val.bin" README.md >/dev/null || exit 1
 
-# Which steps are taken, what is read, written and printed, and when. --val-data and --eval only measure.
+# Which steps are taken, what is read, written and printed, and when. --val-data and --eval only
+# measure.
 about='init resume verify out save-every keep val-data tokenizer val-every val-batches sample-every sample-tokens prompt
     log trace trace-steps dump-gradients eval dry-run help version virtual-time simulate ranks debug-replicas'
 # The layout: the order of sums at most, and a checkpoint continues at any.
@@ -33,11 +35,13 @@ key() {
         *) echo "${1//-/_}" ;;
     esac
 }
-# flags TRAINER: those that it has. keys FOLDER: the names in its files, with those of a lesson's own options.
+# flags TRAINER: those that it has. keys FOLDER: the names in its files, with those of a lesson's
+# own options.
 flags() { "$build/$1" --help all | sed -n 's/^  --\([a-z0-9-]*\).*/\1/p'; }
 keys() {
     sed -n 's/^  "\([a-z0-9_]*\)":.*/\1/p' "$1/config.json" "$1/trainer.json"
-    sed -n 's/^  "lesson": "\(.*\)",*$/\1/p' "$1/trainer.json" | tr ',' '\n' | sed 's/ = .*//; s/ //g; s/-/_/g'
+    sed -n 's/^  "lesson": "\(.*\)",*$/\1/p' "$1/trainer.json" | tr ',' '\n' |
+        sed 's/ = .*//; s/ //g; s/-/_/g'
 }
 has() { [[ " ${*:2} " == *" $1 "* ]]; }  # has WORD WORDS...
 
@@ -70,11 +74,13 @@ done
 # told TRAINER FLAG VALUE: a resume with another value prints a note of it, or is refused for it.
 told() {
     # shellcheck disable=SC2086
-    "$build/$1" $model --steps 0 --resume "$dir/$1/step-00000000" "--$2" "$3" >"$dir/out" 2>"$dir/err"
+    "$build/$1" $model --steps 0 --resume "$dir/$1/step-00000000" "--$2" "$3" >"$dir/out" \
+        2>"$dir/err"
     grep -qE "(note|error): the checkpoint was trained with (${2//-/_}|$2|$(key "$2" | tr ' ' '|')) = " "$dir/out" "$dir/err"
     report $? "$1 --resume with --$2 $3: $(grep -hE '^(note|error): the checkpoint' "$dir/out" "$dir/err" | head -n 1)"
 }
-for change in 'seed 7' 'shuffle 1' 'global-batch 4' 'warmup 1' 'lr-schedule linear' 'lr 0.1' 'lr-final 0.5' \
+for change in 'seed 7' 'shuffle 1' 'global-batch 4' 'warmup 1' 'lr-schedule linear' 'lr 0.1' \
+    'lr-final 0.5' \
     'weight-decay 0' 'clip 0' 'beta1 0.8' 'beta2 0.9' 'eps 1e-6' 'ramp 4,4,8' 'dropout 0.1'; do
     # shellcheck disable=SC2086
     told train_gpt $change
@@ -87,17 +93,24 @@ done
 # The capacity of a mixture of experts counts in an evaluation, too, and stands in config.json.
 moe="$build/train_moe $model --experts 4 --top-k 2"
 rm -rf "$dir/train_moe"
-$moe --steps 2 --save-every 1 --capacity 0.5 --out "$dir/train_moe" --log "$dir/whole" >"$dir/out" 2>"$dir/err" &&
-    $moe --steps 2 --resume "$dir/train_moe/step-00000001" --log "$dir/again" >"$dir/out" 2>"$dir/err" &&
+$moe --steps 2 --save-every 1 --capacity 0.5 --out "$dir/train_moe" --log "$dir/whole" >"$dir/out" \
+    2>"$dir/err" &&
+    $moe --steps 2 --resume "$dir/train_moe/step-00000001" --log "$dir/again" >"$dir/out" \
+        2>"$dir/err" &&
     ! grep -q '^note: .*capacity' "$dir/out" &&
-    [ "$(numbers "$dir/whole" | grep -v layer | tail -n 1)" = "$(numbers "$dir/again" | grep -v layer | tail -n 1)" ]
+    [ "$(numbers "$dir/whole" | grep -v layer | tail -n 1)" = \
+        "$(numbers "$dir/again" | grep -v layer | tail -n 1)" ]
 report $? 'without --capacity a resume takes the one of the checkpoint, and has the same numbers'
 if command -v python3 >/dev/null; then
     head -c 3000 README.md >"$dir/text"
-    python3 dev/data/prepare.py windows --text "$dir/text" --stride 8 --seq 32 --out "$dir" >"$dir/out" 2>&1
-    loss() { $moe --resume "$dir/train_moe/step-00000002" --eval "$dir/windows.bin" "$@" 2>"$dir/err" | tee "$dir/out" | grep '^eval loss'; }
-    left_out=$(loss) && same=$(loss --capacity 0.5) && ! grep -q '^note' "$dir/out" && other=$(loss --capacity 4) &&
-        grep -q '^note: the checkpoint was trained with capacity = 0.5, this run has 4$' "$dir/out" &&
+    python3 dev/data/prepare.py windows --text "$dir/text" --stride 8 --seq 32 --out "$dir" \
+        >"$dir/out" 2>&1
+    loss() { $moe --resume "$dir/train_moe/step-00000002" --eval "$dir/windows.bin" "$@" \
+        2>"$dir/err" | tee "$dir/out" | grep '^eval loss'; }
+    left_out=$(loss) && same=$(loss --capacity 0.5) && ! grep -q '^note' "$dir/out" &&
+        other=$(loss --capacity 4) &&
+        grep -q '^note: the checkpoint was trained with capacity = 0.5, this run has 4$' \
+            "$dir/out" &&
         [ -n "$left_out" ] && [ "$left_out" = "$same" ] && [ "$same" != "$other" ]
     report $? "--eval takes the checkpoint's capacity, and notes another one: $left_out; $other"
 fi

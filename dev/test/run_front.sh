@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# run_front.sh: the repository's front: workflows, issue forms, the dev container and the citation are well-formed and name
-# commands that exist; the changes begin with the citation's version; `make release` makes an archive with the site and the
-# explorer inside. Ends with `N passed, N failed`.
+# run_front.sh: the repository's front: workflows, issue forms, the dev container and the citation
+# are well-formed and name commands that exist; the changes begin with the citation's version; `make
+# release` makes an archive with the site and the explorer inside. Ends with `N passed, N failed`.
 . "$(dirname "$0")/report.sh"
 cpu_only 'the files are the same'
 
-# ---- files that others read -------------------------------------------------------------------------------------------
+# ---- files that others read ----------------------------------------------------------------------
 
-# Prints what is wrong with a file of the front, by the keys that its reader needs; nothing if all is well.
+# Prints what is wrong with a file of the front, by the keys that its reader needs; nothing if all
+# is well.
 check_files='
 import json, sys
 import yaml
@@ -34,7 +35,8 @@ for path in sys.argv[1:]:
         need(path, it, ["image", "onCreateCommand", "postCreateCommand"])
 print("\n".join(problems))
 '
-files=(.github/workflows/*.yml .github/ISSUE_TEMPLATE/*.yml CITATION.cff .devcontainer/devcontainer.json)
+files=(.github/workflows/*.yml .github/ISSUE_TEMPLATE/*.yml CITATION.cff \
+    .devcontainer/devcontainer.json)
 python=${PYTHON:-python3}
 if "$python" -c 'import yaml' 2>/dev/null; then
     for file in "${files[@]}"; do
@@ -63,7 +65,8 @@ planned=$(dev/test/run_tests.sh --plan cpu "$pattern" | sort -u | wc -l)
 [ -n "$pattern" ] && [ "$planned" -ge 20 ]
 report $? "the quick tests, ONLY=$pattern, are $planned programs"
 missing=
-for file in $(grep -oE '\b(dev|doc|llmc)/[A-Za-z0-9_/.-]*[a-z]' .github/CONTRIBUTING.md CITATION.cff CHANGELOG.md -h | sort -u); do
+for file in $(grep -oE '\b(dev|doc|llmc)/[A-Za-z0-9_/.-]*[a-z]' .github/CONTRIBUTING.md \
+    CITATION.cff CHANGELOG.md -h | sort -u); do
     [ -e "$file" ] || case $file in
         */NAME* | */train_NAME*) ;;
         *) missing+=" $file" ;;
@@ -72,7 +75,7 @@ done
 [ -z "$missing" ]
 report $? "files that they name exist$missing"
 
-# ---- the release ------------------------------------------------------------------------------------------------------
+# ---- the release ---------------------------------------------------------------------------------
 
 version=$(sed -n 's/^## \([0-9][0-9.]*\).*/\1/p' CHANGELOG.md | head -n 1)
 [ -n "$version" ] && grep -qxF "version: $version" CITATION.cff
@@ -87,7 +90,8 @@ git -C "$dir/clone" tag "v$version"
 release "v$version"
 report $? "a release: $(tail -n 1 "$dir/out")"
 tar -tzf "$archive" >"$dir/list" 2>/dev/null
-for entry in README.md Makefile CHANGELOG.md train_gpt_3d.cu doc/explorer.html site/index.html site/doc/explorer.html \
+for entry in README.md Makefile CHANGELOG.md train_gpt_3d.cu doc/explorer.html site/index.html \
+    site/doc/explorer.html \
     site/doc/course/4-3d.html; do
     grep -qxF "$name/$entry" "$dir/list"
     report $? "it has $entry"

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# run_gpu_check.sh [BUILD]: rehearses `make gpu-check` on the stand-ins: every stage writes its part of the report, also
-# if one fails or runs into its time limit; the table of kernels has the work that the wrappers state. Ends with
-# `N passed, N failed`.
-# needs: fp32/train_gpt fp32/train_gpt_3d fp32/test_gpt fp32/dev/cuda/gelu bf16/train_gpt bf16-profile/train_gpt
+# run_gpu_check.sh [BUILD]: rehearses `make gpu-check` on the stand-ins: every stage writes its part
+# of the report, also if one fails or runs into its time limit; the table of kernels has the work
+# that the wrappers state. Ends with `N passed, N failed`.
+# needs: fp32/train_gpt fp32/train_gpt_3d fp32/test_gpt fp32/dev/cuda/gelu bf16/train_gpt
+# needs: bf16-profile/train_gpt
 . "$(dirname "$0")/report.sh"
 cpu_only 'make gpu-check itself runs there'
 [ "${build##*/}" = cpu-fp32 ] || skip 'it rehearses with build/cpu-fp32'
@@ -16,7 +17,8 @@ export REHEARSE=1 BUILD=0 NAME=$name OMP_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=SSE41
 check_run() { timeout 550 "$@" dev/gpu_check.sh >"$dir/out" 2>&1; }
 says() { grep -qE -- "$1" $base.md; }
 
-# llm.c's program, as far as its flags go: it takes the step modulo -v, and reads -m batches of the tokens it gets.
+# llm.c's program, as far as its flags go: it takes the step modulo -v, and reads -m batches of the
+# tokens it gets.
 mkdir "$dir/llmc"
 cat >"$dir/llmc/train_gpt2cu" <<'END'
 #!/usr/bin/env bash
@@ -46,13 +48,14 @@ report $? 'ranks: six layouts of eight ranks have the losses of one'
 report $? 'bench: its log is beside the report'
 
 # 8 steps of 2 layers; a matrix product for each size, and one kernel of each name.
-for want in 'gelu_forward_kernel 16' 'gelu_backward_kernel 16' 'adamw_kernel 8' 'loss_sum_kernel 8'; do
+for want in 'gelu_forward_kernel 16' 'gelu_backward_kernel 16' 'adamw_kernel 8' \
+    'loss_sum_kernel 8'; do
     calls=$(awk -v name="${want% *}" 'index($1, name) == 1 { print $2; exit }' $base.md)
     [ "$calls" = "${want#* }" ]
     report $? "table of kernels: ${want% *} is called ${calls:-0} times, ${want#* } expected"
 done
-# A layer has four products forward and eight backward, the head one and two; backward's input and weight products
-# move other bytes.
+# A layer has four products forward and eight backward, the head one and two; backward's input and
+# weight products move other bytes.
 products=$(awk '/^matrix product of/ { n += $6 } END { print n }' $base.md)
 [ "$products" = $((8 * (2 * 12 + 3))) ]
 report $? "table of kernels: $products matrix products, $((8 * (2 * 12 + 3))) expected"
@@ -68,14 +71,17 @@ STAGES='nonsense' dev/gpu_check.sh >"$dir/out" 2>&1
 [ $? = 2 ] && grep -q 'there is no stage nonsense' "$dir/out"
 report $? 'an unknown stage is refused'
 
-# On a GPU the golden case starts two programs, and none of several ranks: their start is what takes the time.
+# On a GPU the golden case starts two programs, and none of several ranks: their start is what takes
+# the time.
 mkdir "$dir/cuda-fp32"
 for program in train_gpt train_gpt_3d; do
-    printf '#!/bin/sh\necho %s >>"%s/started"\nexec "%s" "$@"\n' $program "$dir" "$PWD/$build/$program" \
+    printf '#!/bin/sh\necho %s >>"%s/started"\nexec "%s" "$@"\n' $program "$dir" \
+        "$PWD/$build/$program" \
         >"$dir/cuda-fp32/$program"
     chmod +x "$dir/cuda-fp32/$program"
 done
-"$build/test_gpt" "$dir/cuda-fp32" golden >"$dir/out" 2>&1 && [ "$(xargs <"$dir/started")" = 'train_gpt train_gpt' ]
+"$build/test_gpt" "$dir/cuda-fp32" golden >"$dir/out" 2>&1 &&
+    [ "$(xargs <"$dir/started")" = 'train_gpt train_gpt' ]
 report $? "golden: a GPU starts $(xargs <"$dir/started")"
 
 # A pack is for another machine's processor. make is a stand-in here, which keeps its arguments.
@@ -85,6 +91,7 @@ chmod +x "$dir/bin/make"
 mkdir -p "$dir/pack/dev" && cp dev/gpu_check.sh "$dir/pack/dev/"
 mkdir -p "$dir/pack/build/cuda-bf16" && touch "$dir/pack/build/cuda-bf16/train_gpt"
 env -u REHEARSE PATH="$dir/bin:$PATH" "$dir/pack/dev/gpu_check.sh" --pack >"$dir/out" 2>&1
-[ "$(grep -c 'NATIVE= ' "$dir/made")" = 3 ] && [ "$(wc -l <"$dir/made")" = 3 ] && [ ! -e "$dir/pack/build/cuda-bf16/train_gpt" ]
+[ "$(grep -c 'NATIVE= ' "$dir/made")" = 3 ] && [ "$(wc -l <"$dir/made")" = 3 ] &&
+    [ ! -e "$dir/pack/build/cuda-bf16/train_gpt" ]
 report $? '--pack builds everything anew, without -march=native'
 finish

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# run_kill.sh [BUILD] [SEED]: kill -9 of a random rank at a random moment, often during a save, 20 times. Each
-# time the job must end by itself within 35 s with an error and leave no process. `--resume auto` with fewer ranks
-# must then continue from the newest complete checkpoint, no older than the last one that was announced. The whole
-# chain of killed and resumed runs must have the losses of one undisturbed run. The seed is printed; the same seed
-# makes the same choices and delays (but the moment of a kill depends on the machine's speed).
-# Ends with `N passed, N failed`.
+# run_kill.sh [BUILD] [SEED]: kill -9 of a random rank at a random moment, often during a save, 20
+# times. Each time the job must end by itself within 35 s with an error and leave no process.
+# `--resume auto` with fewer ranks must then continue from the newest complete checkpoint, no older
+# than the last one that was announced. The whole chain of killed and resumed runs must have the
+# losses of one undisturbed run. The seed is printed; the same seed makes the same choices and
+# delays (but the moment of a kill depends on the machine's speed). Ends with `N passed, N failed`.
 # needs: fp32/train_gpt_3d fp32/train_data fp32/train_fsdp
 . "$(dirname "$0")/report.sh"
 seed=${2:-$(($(date +%s) % 100000))}
@@ -19,7 +19,8 @@ echo "seed $seed"
 
 mkdir "$dir/pids" "$dir/tmp"
 export TMPDIR=$dir/tmp OMP_NUM_THREADS=1
-export ONEDNN_MAX_CPU_ISA=SSE41  # its kernels are made anew in every process; the plainest in a fraction of the time
+# Its kernels are made anew in every process; the plainest in a fraction of the time
+export ONEDNN_MAX_CPU_ISA=SSE41
 end_all() {  # of this test's ranks: for when it is interrupted
     local pid
     for pid in $(cat "$dir"/pids/* 2>/dev/null); do
@@ -33,19 +34,21 @@ trap end_all EXIT
 model="--layers 4 --heads 4 --channels 32 --vocab 61 --train-data dev/test/golden/train.bin --seq 24 --micro-batch 1
        --global-batch 8 --lr 1e-3 --lr-final 1 --val-every 0 --shuffle 1"
 
-# train RANKS NAME FLAGS...: starts train_NAME in the background. Each rank leaves its process id in pids/ before it
-# becomes the trainer. Sets job.
+# train RANKS NAME FLAGS...: starts train_NAME in the background. Each rank leaves its process id in
+# pids/ before it becomes the trainer. Sets job.
 train() {
     local ranks=$1 name=$2
     shift 2
     rm -f "$dir"/pids/*
     # shellcheck disable=SC2016,SC2086
-    $launch -n "$ranks" sh -c 'echo $$ >"$0/$$" && exec "$@"' "$dir/pids" "$trainers$name" $model "$@" \
+    $launch -n "$ranks" sh -c 'echo $$ >"$0/$$" && exec "$@"' "$dir/pids" "$trainers$name" $model \
+        "$@" \
         >"$dir/out" 2>"$dir/err" </dev/null &
     job=$!
 }
 
-# ends SECONDS: waits until the job has ended and no rank of it is left; sets code. False if that takes longer.
+# ends SECONDS: waits until the job has ended and no rank of it is left; sets code. False if that
+# takes longer.
 ends() {
     local deadline=$((SECONDS + $1)) pid left
     while :; do
@@ -64,8 +67,8 @@ ends() {
 
 milliseconds() { sleep "$(printf '%d.%03d' $(($1 / 1000)) $(($1 % 1000)))"; }
 
-# newest FOLDER: the step of its newest complete checkpoint, 0 if there is none. One that lacks only its name, which the
-# next run gives it, is complete: its trainer.json, which is written last, ends.
+# newest FOLDER: the step of its newest complete checkpoint, 0 if there is none. One that lacks only
+# its name, which the next run gives it, is complete: its trainer.json, which is written last, ends.
 newest() {
     local name best=0 step
     for name in "$1"/{step,tmp}-*/trainer.json; do
@@ -77,7 +80,8 @@ newest() {
     echo $best
 }
 
-# announced: the step of the last `saved` line, 0 if there is none. A line can be cut off by the kill.
+# announced: the step of the last `saved` line, 0 if there is none. A line can be cut off by the
+# kill.
 announced() {
     local step
     step=$(sed -n 's/^saved .*step-\([0-9]\{8\}\)$/\1/p' "$dir/out" | tail -n 1)
@@ -87,10 +91,11 @@ announced() {
 all_started() { pids=("$dir"/pids/*) && [ ${#pids[@]} = "$1" ] && [ -f "${pids[0]}" ]; }
 stepped() { [ "$(grep -c '^step ' "$dir/out")" -ge "$1" ]; }
 
-# strike RANKS HOW FOLDER: kills one of the ranks. HOW: `start` while they start, `step` at any time of the first
-# steps, `save` soon after the temporary folder of a save has appeared.
+# strike RANKS HOW FOLDER: kills one of the ranks. HOW: `start` while they start, `step` at any time
+# of the first steps, `save` soon after the temporary folder of a save has appeared.
 strike() {
-    local ranks=$1 how=$2 folder=$3 pids=() victim=$((RANDOM % $1)) steps=$((1 + RANDOM % 4)) delay=$RANDOM
+    local ranks=$1 how=$2 folder=$3 pids=() victim=$((RANDOM % $1)) steps=$((1 + RANDOM % 4)) \
+        delay=$RANDOM
     await all_started "$ranks"
     case $how in
         start)  # not in MPI_Init: a rank that dies there can hang Open MPI's mpirun
@@ -103,12 +108,13 @@ strike() {
     kill -KILL "${pids[victim]##*/}"
 }
 
-# ---- kill, resume with fewer ranks, kill again ----------------------------------------------------------------------
+# ---- kill, resume with fewer ranks, kill again ---------------------------------------------------
 
 many=('8 gpt_3d --tensor 2 --data 2 --pipeline 2 --virtual 2' '8 gpt_3d --tensor 2 --data 4 --sequence-parallel 1'
       '4 fsdp --shard 3' '6 gpt_3d --data 2 --pipeline 3 --zero 0' '4 data --data 4'
       '8 gpt_3d --tensor 4 --pipeline 2')
-few=('2 data --data 2' '1 gpt_3d --tensor 1' '2 gpt_3d --pipeline 2' '2 fsdp --shard 2' '3 gpt_3d --pipeline 3')
+few=('2 data --data 2' '1 gpt_3d --tensor 1' '2 gpt_3d --pipeline 2' '2 fsdp --shard 2' \
+    '3 gpt_3d --pipeline 3')
 hows=(step save start save step save)
 out=$dir/chain log=$dir/chain.jsonl
 torn=0  # kills that left an unfinished save behind
@@ -137,19 +143,21 @@ for ((round = 0; round < rounds; round++)); do
     status=$?
     from=$(sed -n 's/^resuming .* after step \([0-9]*\).*/\1/p' "$dir/out")
     [ $status = 0 ] && [ "$code" = 0 ] && [ "${from:-0}" = "$there" ] && [ "$there" -ge "$said" ] &&
-        [ "$there" -ge "$before" ] && [ "$(newest "$out")" = $((there + 1)) ] && ! compgen -G "$out/tmp-*" >/dev/null
+        [ "$there" -ge "$before" ] && [ "$(newest "$out")" = $((there + 1)) ] &&
+            ! compgen -G "$out/tmp-*" >/dev/null
     report $? "     resumed by $ranks, ${flags//--/}: after step ${from:-0}; newest $there, announced $said"
     [ $status = 0 ] || break
 done
 [ $torn -gt 0 ]
 report $? "$torn of $rounds kills came in the middle of a save; the slowest end took $slowest ms"
 
-# ---- against undisturbed runs -----------------------------------------------------------------------------
+# ---- against undisturbed runs --------------------------------------------------------------------
 
 # numbers LOG: prints step, loss and norm of each line, which do not depend on the clock.
 numbers() { sed -E 's/.*"step":([0-9]+),"loss":([^,]+),"grad_norm":([^,]+),.*/\1 \2 \3/' "$1"; }
 
-# Other layouts add in another order, and training amplifies the difference: hence a bound here, and bits below.
+# Other layouts add in another order, and training amplifies the difference: hence a bound here, and
+# bits below.
 steps=$(newest "$out")
 train 1 gpt_3d --steps "$steps" --log "$dir/calm.jsonl"
 ends 200
@@ -185,7 +193,7 @@ status=$?
     cmp "$out/step-00000014/optimizer.safetensors" "$dir/whole/step-00000014/optimizer.safetensors"
 report $? 'killed three times and resumed at the same layout: losses, weights and optimizer have the same bits'
 
-# ---- a damaged checkpoint: each rank reads a share ---------------------------------------------------------
+# ---- a damaged checkpoint: each rank reads a share -----------------------------------------------
 
 # A bit of each of the last four tensors, which are read by four ranks.
 file=$dir/whole/step-00000014/optimizer.safetensors
@@ -200,7 +208,8 @@ for place in 30 160 290 420; do
     # shellcheck disable=SC2086
     train 4 gpt_3d $flags --resume "${file%/*}"
     ends 60
-    [ "$code" = 2 ] && [ "$(grep -c '^error: .*optimizer.safetensors is damaged: ' "$dir/err")" = 1 ] &&
+    [ "$code" = 2 ] && [ "$(grep -c '^error: .*optimizer.safetensors is damaged: ' "$dir/err")" = \
+        1 ] &&
         [ "$(grep -c '^error:' "$dir/err")" = 1 ]
     report $? "4 ranks refuse a damaged checkpoint in one sentence: $(sed -n 's/^error: .*damaged: //p' "$dir/err")"
     [ $place = 420 ] || flip $place
@@ -208,7 +217,8 @@ done
 train 4 gpt_3d --tensor 2 --data 2 --resume auto --out "$dir/whole" --dry-run
 ends 60
 [ "$code" = 0 ] &&
-    [ "$(grep -c '^note: the checkpoint step-00000014 is passed over: .* is damaged' "$dir/out")" = 1 ] &&
+    [ "$(grep -c '^note: the checkpoint step-00000014 is passed over: .* is damaged' "$dir/out")" \
+        = 1 ] &&
     grep -q '^resuming .*step-00000013 ' "$dir/out"
 report $? '--resume auto on 4 ranks says so, and takes the one before'
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# run_launcher.sh [BUILD]: a rank that its launcher started with others, of which MPI knows nothing, is refused: srun
-# without PMIx, or the mpirun of another MPI. One rank in a batch script or under mpirun is not. Ends with `N passed, N
-# failed`.
+# run_launcher.sh [BUILD]: a rank that its launcher started with others, of which MPI knows nothing,
+# is refused: srun without PMIx, or the mpirun of another MPI. One rank in a batch script or under
+# mpirun is not. Ends with `N passed, N failed`.
 # needs: fp32/train_gpt fp32/train_gpt_3d
 . "$(dirname "$0")/report.sh"
 export OMP_NUM_THREADS=1
@@ -15,7 +15,9 @@ runs() {
     "$@" $size --steps 1 --val-every 0 >"$dir/out" 2>"$dir/err"
     code=$?
     [ $code = "$wanted" ] || return 1
-    [ $code = 0 ] || grep -q '^error: [48] ranks were started, but MPI finds only this one: use srun --mpi=pmix' "$dir/err"
+    [ $code = 0 ] || grep -q \
+        '^error: [48] ranks were started, but MPI finds only this one: use srun --mpi=pmix' \
+        "$dir/err"
 }
 for name in train_gpt train_gpt_3d; do
     runs 2 env SLURM_JOB_ID=7 SLURM_NTASKS=4 SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=4 "$build/$name"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# run_lessons.sh: the trainers are lessons, and these numbers keep them so: the size of each in tokens, of what it adds to
-# its parent and removes from it, where the mathematics begins, and that later lessons insert into a layer and rewrite
-# none of it. Lines are free, as long as each has one statement and is easy to read. `make lessons` shows the diffs. Ends
-# with `N passed, N failed`.
+# run_lessons.sh: the trainers are lessons, and these numbers keep them so: the size of each in
+# tokens, of what it adds to its parent and removes from it, where the mathematics begins, and that
+# later lessons insert into a layer and rewrite none of it. Lines are free, as long as each has one
+# statement and is easy to read. `make lessons` shows the diffs. Ends with `N passed, N failed`.
 . "$(dirname "$0")/report.sh"
 export LC_ALL=C.UTF-8  # a line's length is in characters
 
@@ -11,7 +11,7 @@ at_most() {  # at_most VALUE BOUND NAME
     report $? "$3: $1, at most $2"
 }
 
-# ---- sizes ----------------------------------------------------------------------------------------------------------
+# ---- sizes ---------------------------------------------------------------------------------------
 
 # tokens FILE...: names, numbers, strings and operators outside comments, one a line.
 tokens() {
@@ -35,14 +35,16 @@ tokens() {
         }'
 }
 
-# reads FILE TOKENS: bounds for the tokens of a trainer, for its lines' widths and for how much stands on a line.
+# reads FILE TOKENS: bounds for the tokens of a trainer, for its lines' widths and for how much
+# stands on a line.
 reads() {
     local count lines wide tenth
     count=$(tokens "$1" | wc -l)
     read -r lines tenth wide < <(awk 'NF { print length($0) }' "$1" | sort -n |
         awk '{ width[NR] = $1 } END { print NR, width[1 + int(0.9 * (NR - 1))], width[NR] }')
     at_most "$count" "$2" "tokens of $1"
-    at_most $((10 * count)) $((105 * lines)) "tenths of a token of $1, where its lines have 10.5 tokens on average"
+    at_most $((10 * count)) $((105 * lines)) \
+        "tenths of a token of $1, where its lines have 10.5 tokens on average"
     at_most "$wide" 100 "columns of the longest line of $1"
     at_most "$tenth" 92 "columns of nine tenths of the lines of $1"
 }
@@ -58,7 +60,8 @@ reads dev/lessons/train_llama.cu 8009
 reads dev/lessons/train_zero_bubble.cu 7676
 
 lessons=(train_gpt*.cu dev/lessons/*.cu)
-packed=$(sed 's|//.*||; s|"[^"]*"||g; s/for (.*) *//' "${lessons[@]}" | grep -cE ';.*[^ }]|, take\(')
+packed=$(sed 's|//.*||; s|"[^"]*"||g; s/for (.*) *//' "${lessons[@]}" |
+    grep -cE ';.*[^ }]|, take\(')
 [ "$packed" = 0 ]
 report $? "no line of a trainer has two statements: $packed"
 
@@ -86,7 +89,8 @@ done
 shown=$(dev/lessons.sh | grep -c '^====')
 [ "$shown" = $((3 + $(find dev/lessons -name '*.cu' | wc -l))) ]
 report $? "make lessons prints every edge of the tree: $shown"
-begin=$(sed '/^static void layer_forward(/,$d' train_gpt.cu >"$dir/before" && tokens "$dir/before" | wc -l)
+begin=$(sed '/^static void layer_forward(/,$d' train_gpt.cu >"$dir/before" && tokens "$dir/before" |
+    wc -l)
 grep -q '^static void layer_forward(' train_gpt.cu && [ "$begin" -gt 0 ]
 report $? 'train_gpt.cu has a layer_forward'
 at_most "$begin" 717 'tokens of train_gpt.cu before the mathematics begins (layer_forward)'
@@ -103,27 +107,32 @@ report $? 'the headers that train_gpt.cu includes are known'
 # shellcheck disable=SC2086
 at_most "$(tokens $behind | wc -l)" 76561 'tokens of headers behind train_gpt.cu on a GPU build'
 # A header that a lesson behind the four brings says so in its second line: `// lesson: moe`.
-mapfile -t library < <(find llmc -type f -exec sh -c 'sed -n 2p "$1" | grep -q "^// lesson: " || echo "$1"' _ {} \;)
-at_most "$(tokens "${library[@]}" | wc -l)" 131794 'tokens of llmc/ without the headers of lessons behind the four'
+mapfile -t library < \
+    <(find llmc -type f -exec sh -c 'sed -n 2p "$1" | grep -q "^// lesson: " || echo "$1"' _ {} \;)
+at_most "$(tokens "${library[@]}" | wc -l)" 131794 \
+    'tokens of llmc/ without the headers of lessons behind the four'
 twins=$(printf '%s\n' "${library[@]##*/}" | sed 's/\..*//' | sort | uniq -d | xargs)
 [ -z "$twins" ]
 report $? "no two headers of llmc/ have one name${twins:+, but $twins}"
 
-# ---- a layer --------------------------------------------------------------------------------------------------------
+# ---- a layer -------------------------------------------------------------------------------------
 
-# body FILE FUNCTION: its statements, one a line, without comments and without the breaks that the line width asked for.
+# body FILE FUNCTION: its statements, one a line, without comments and without the breaks that the
+# line width asked for.
 body() {
-    sed -n "/^static void $2(/,/^}/p" "$1" | sed 's|//.*||' | tr '\n' ' ' | tr -s ' ' | sed 's/\([;{}]\) */\1\n/g'
+    sed -n "/^static void $2(/,/^}/p" "$1" | sed 's|//.*||' | tr '\n' ' ' | tr -s ' ' |
+        sed 's/\([;{}]\) */\1\n/g'
 }
 
-# Renames tensor parallelism's arguments as in train_gpt.cu: f's output is the layernorm's, its gradient is dnorm, and
-# g's output is proj.
+# Renames tensor parallelism's arguments as in train_gpt.cu: f's output is the layernorm's, its
+# gradient is dnorm, and g's output is proj.
 handed_over='s/, ln\([12]\),/, a->ln\1.out,/g; s/, dln[12],/, m->dnorm,/g; s/, proj,/, m->proj,/g'
 operators='\b[fg]_(forward|backward|gather_again)[a-z_]*\('
 
 for function in layer_forward layer_backward; do
     difference=
-    # A statement that calls f or g is inserted; the others must be those of train_gpt.cu, in their order.
+    # A statement that calls f or g is inserted; the others must be those of train_gpt.cu, in their
+    # order.
     [ "$(body train_gpt.cu $function | wc -l)" -gt 10 ] &&
         difference=$(diff <(body train_gpt.cu $function) \
                           <(body train_gpt_tp.cu $function | grep -vE "$operators" | sed "$handed_over"))
@@ -134,7 +143,8 @@ for function in layer_forward layer_backward; do
         report $? "$trainer: $function is that of train_gpt_tp.cu"
     done
 done
-[ "$(body dev/lessons/train_zero_bubble.cu layer_forward)" = "$(body train_gpt_3d.cu layer_forward)" ]
+[ "$(body dev/lessons/train_zero_bubble.cu layer_forward)" = \
+    "$(body train_gpt_3d.cu layer_forward)" ]
 report $? 'train_zero_bubble.cu: layer_forward is that of train_gpt_3d.cu'
 for function in layer_forward layer_backward; do
     [ "$(body dev/lessons/train_data.cu $function)" = "$(body train_gpt.cu $function)" ]
@@ -143,10 +153,12 @@ for function in layer_forward layer_backward; do
     report $? "train_fsdp.cu: $function is that of train_gpt.cu"
 done
 for function in own_buckets reduce_bucket gather_weights use_bucket; do
-    [ "$(body dev/lessons/train_data.cu $function)" = "$(body train_gpt_3d.cu $function | grep -v reduce_layernorms)" ]
+    [ "$(body dev/lessons/train_data.cu $function)" = \
+        "$(body train_gpt_3d.cu $function | grep -v reduce_layernorms)" ]
     report $? "train_data.cu: $function is that of train_gpt_3d.cu"
 done
-# Two halves of a layer: f before each and g behind it; in backward g, f's output again, f in two parts.
+# Two halves of a layer: f before each and g behind it; in backward g, f's output again, f in two
+# parts.
 for row in 'layer_forward 4' 'layer_backward 8'; do
     read -r function want <<<"$row"
     inserted=$(body train_gpt_tp.cu "$function" | grep -cE "$operators")

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# run_nccl.sh [FOLDER]: runs FOLDER/dev/test/test_nccl at 2, 3, 4, 5 and 8 ranks (sanitized too, if that is
-# built) and test_nccl_replicas, then in the ways in which a job must fail: quickly, with a message, and leaving no
-# process behind; then what GPU_QUEUE=1 builds.
+# run_nccl.sh [FOLDER]: runs FOLDER/dev/test/test_nccl at 2, 3, 4, 5 and 8 ranks (sanitized too, if
+# that is built) and test_nccl_replicas, then in the ways in which a job must fail: quickly, with a
+# message, and leaving no process behind; then what GPU_QUEUE=1 builds.
 # needs: fp32/dev/test/test_nccl fp32/dev/test/test_nccl_replicas fp32-asan/dev/test/test_nccl
 # needs: fp32-queue/dev/test/test_nccl fp32-queue/train_gpt_3d fp32/train_gpt_3d
 . "$(dirname "$0")/report.sh"
@@ -9,18 +9,21 @@ program=$build/dev/test/test_nccl
 cpu_only 'the stand-ins are tested with DEVICE=cpu'
 export OMP_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=SSE41
 
-# A job that must end with an error by itself, within 35 s. Its output is in $dir/out and $dir/err. When a rank ends with
-# an error mpirun ends the others; by default a second after it has asked them to.
+# A job that must end with an error by itself, within 35 s. Its output is in $dir/out and $dir/err.
+# When a rank ends with an error mpirun ends the others; by default a second after it has asked them
+# to.
 must_fail() {  # must_fail RANKS ARGUMENTS...
     ranks=$1
     shift
-    OMPI_MCA_odls_base_sigkill_timeout=0 timeout -k 5 35 $launch -n "$ranks" "$program" "$@" >"$dir/out" 2>"$dir/err"
+    OMPI_MCA_odls_base_sigkill_timeout=0 timeout -k 5 35 $launch -n "$ranks" "$program" "$@" \
+        >"$dir/out" 2>"$dir/err"
     code=$?
     [ $code != 0 ] && [ $code != 124 ] && [ $code != 137 ]
 }
 
 said() { grep -q -- "$1" "$dir/err"; }
-launcher_said() { grep -qi -- "$1" "$dir/err"; }  # Open MPI and MPICH say the same, but for capitals
+# Open MPI and MPICH say the same, but for capitals
+launcher_said() { grep -qi -- "$1" "$dir/err"; }
 
 lives() { case $(sed 's/.*) //; s/ .*//' "/proc/$1/stat" 2>/dev/null) in '' | Z) return 1 ;; esac; }
 
@@ -54,22 +57,26 @@ for rank in 0 1 2 3; do
     said "$waits.*not received by rank $peer" || ok=1
 done
 report $ok "order of send and receive: a deadlock is reported by all four ranks"
-must_fail 3 absent && said 'disagree on communicator "world": rank 0 is in ncclCommSplit, rank 1 is in ncclCommDestroy'
+must_fail 3 absent && said \
+    'disagree on communicator "world": rank 0 is in ncclCommSplit, rank 1 is in ncclCommDestroy'
 report $? "a rank that does not take part in ncclCommSplit is reported"
 must_fail 2 destroy && said "rank 0 waits on the host in ncclCommDestroy of even" &&
     said "rank 1 waits on the host in ncclCommDestroy of odd"
 report $? "communicators destroyed in different orders are reported"
 unset CPU_STALL_SECONDS
 
-must_fail 2 use kernel && said "add_one is used for the first time while ncclRecv of 8 float32 from rank 0 (world)" &&
+must_fail 2 use kernel && said \
+    "add_one is used for the first time while ncclRecv of 8 float32 from rank 0 (world)" &&
     said "in forward micro-batch 3"
 report $? "the first launch of a kernel beside a receive is reported"
-must_fail 2 use product && said "a matrix product 8 x 8 x 8 is used for the first time while ncclRecv"
+must_fail 2 use product && said \
+    "a matrix product 8 x 8 x 8 is used for the first time while ncclRecv"
 report $? "the first use of a matrix product beside a receive is reported"
 
 # Disagreement: both sides' values.
 mismatch() {  # mismatch KIND PATTERN PATTERN
-    must_fail 2 mismatch "$1" && said 'ranks disagree on communicator "world"' && said "$2" && said "$3"
+    must_fail 2 mismatch "$1" && said 'ranks disagree on communicator "world"' && said "$2" &&
+        said "$3"
     report $? "unequal $1 is reported with both values"
 }
 mismatch count "ncclAllReduce of 100 float32, sum" "ncclAllReduce of 101 float32, sum"
@@ -80,7 +87,8 @@ mismatch operation "ncclAllReduce of 100 float32, sum" "ncclAllGather of 100 flo
 mismatch message "ncclRecv of 101 float32 from rank 0" "ncclSend of 100 float32 to rank 1"
 
 for order in ring ring: ring:x ring:-1 any:1: ring:1x tree:0; do
-    NCCL_ORDER=$order must_fail 2 all && said "^NCCL_ORDER=$order is not understood: write ring:SEED or any:SEED\$"
+    NCCL_ORDER=$order must_fail 2 all && said \
+        "^NCCL_ORDER=$order is not understood: write ring:SEED or any:SEED\$"
     report $? "NCCL_ORDER=$order is refused"
 done
 
@@ -145,16 +153,22 @@ queue=$build-queue
 program=$queue/dev/test/test_nccl
 NCCL_MPI_PINNED_MIB=4
 export NCCL_MPI_PINNED_MIB
-for n in 2 4; do verdicts "$n ranks with a GPU's queue" timeout -k 5 300 $launch -n $n "$program"; done
-must_fail 2 deadlock && said "rank 1 waits in ncclSend of 16 float32 to rank 0 (world).*not received by rank 0"
+for n in 2 4; do verdicts "$n ranks with a GPU's queue" timeout -k 5 300 $launch -n $n "$program"; \
+    done
+must_fail 2 deadlock && said \
+    "rank 1 waits in ncclSend of 16 float32 to rank 0 (world).*not received by rank 0"
 report $? "a GPU's queue: a deadlock is reported"
 unset CPU_STALL_SECONDS
-NCCL_MPI_PINNED_MIB=1 must_fail 4 all && said 'a group of [0-9]* bytes does not fit: raise NCCL_MPI_PINNED_MIB'
+NCCL_MPI_PINNED_MIB=1 must_fail 4 all && said \
+    'a group of [0-9]* bytes does not fit: raise NCCL_MPI_PINNED_MIB'
 report $? "a GPU's queue: pinned memory that is too small is reported"
 train() {  # train FOLDER LOG
-    timeout -k 5 300 $launch -n 8 "$1/train_gpt_3d" --train-data dev/test/golden/train.bin --tensor 2 --data 2 \
-        --pipeline 2 --virtual 2 --sequence-parallel 1 --layers 4 --heads 2 --channels 64 --vocab 257 --seq 32 \
-        --micro-batch 2 --global-batch 16 --steps 4 --val-every 0 --log "$2" >"$dir/out" 2>"$dir/err" &&
+    timeout -k 5 300 $launch -n 8 "$1/train_gpt_3d" --train-data dev/test/golden/train.bin \
+        --tensor 2 --data 2 \
+        --pipeline 2 --virtual 2 --sequence-parallel 1 --layers 4 --heads 2 --channels 64 --vocab \
+            257 --seq 32 \
+        --micro-batch 2 --global-batch 16 --steps 4 --val-every 0 --log "$2" >"$dir/out" \
+            2>"$dir/err" &&
         sed -i 's/,"ms":.*//' "$2" && [ "$(grep -c '"loss"' "$2")" = 4 ]
 }
 train "$build" "$dir/cpu" && train "$queue" "$dir/gpu" && cmp "$dir/cpu" "$dir/gpu"

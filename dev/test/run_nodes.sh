@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# run_nodes.sh [BUILD]: training over a network, on one machine. Each host is a Linux network namespace with a cable
-# (veth) to a bridge; Open MPI starts its daemon on them through a script that stands in for ssh, and may use TCP
-# only. The golden case must give the bits of the same layout without a network, and the byte counters of the cables
-# must show the layout's traffic. Ends with `N passed, N failed`. Skips if namespaces cannot be made (no iproute2, no
-# permission) or there is no Open MPI.
+# run_nodes.sh [BUILD]: training over a network, on one machine. Each host is a Linux network
+# namespace with a cable (veth) to a bridge; Open MPI starts its daemon on them through a script
+# that stands in for ssh, and may use TCP only. The golden case must give the bits of the same
+# layout without a network, and the byte counters of the cables must show the layout's traffic. Ends
+# with `N passed, N failed`. Skips if namespaces cannot be made (no iproute2, no permission) or
+# there is no Open MPI.
 #
-# All of it, the bridge too, lives in namespaces of its own, and so do its processes: when this script ends, however
-# it ends, the kernel removes the hosts and every process on them.
+# All of it, the bridge too, lives in namespaces of its own, and so do its processes: when this
+# script ends, however it ends, the kernel removes the hosts and every process on them.
 #
 # needs: fp32/train_gpt_3d
 . "$(dirname "$0")/report.sh"
@@ -32,14 +33,14 @@ if [ "${NODES_INSIDE:-}" != 1 ]; then
 fi
 
 trap 'exit 1' HUP INT TERM
-# Ours alone; gone with the namespace. In /dev/shm Open MPI names its segments by the host and mpirun's PID. PIDs
-# start from 1 here, so another such test would have the same names.
+# Ours alone; gone with the namespace. In /dev/shm Open MPI names its segments by the host and
+# mpirun's PID. PIDs start from 1 here, so another such test would have the same names.
 mount -t tmpfs tmpfs /run && mkdir /run/netns /run/tmp || exit 1
 [ ! -d /dev/shm ] || mount -t tmpfs tmpfs /dev/shm || exit 1
 export TMPDIR=/run/tmp OMP_NUM_THREADS=1
 shown=/run/out
 
-# ---- four hosts on one bridge ---------------------------------------------------------------------------------------
+# ---- four hosts on one bridge --------------------------------------------------------------------
 
 ip link set lo up
 ip link add hub type bridge && ip link set hub up || exit 1
@@ -51,8 +52,8 @@ for i in 1 2 3 4; do
     ip -n host$i link set eth0 up
 done
 
-# Called as ssh is: agent ADDRESS COMMAND. It runs on the host of that address, under a name of its own: Open MPI takes
-# processes with the same host name for neighbours that share memory.
+# Called as ssh is: agent ADDRESS COMMAND. It runs on the host of that address, under a name of its
+# own: Open MPI takes processes with the same host name for neighbours that share memory.
 cat >/run/agent <<'END'
 #!/bin/sh
 host=host${1##*.}
@@ -69,12 +70,14 @@ launch=(mpirun --allow-run-as-root --oversubscribe --bind-to none
         --mca oob_tcp_keepalive_time 4 --mca oob_tcp_keepalive_intvl 1 --mca oob_tcp_keepalive_probes 4
         -x CPU_STALL_SECONDS -x OMP_NUM_THREADS)
 
-# over_network SECONDS HOSTS RANKS_PER_HOST FLAGS...: mpirun runs on the first host. Output in /run/out.
+# over_network SECONDS HOSTS RANKS_PER_HOST FLAGS...: mpirun runs on the first host. Output in
+# /run/out.
 over_network() {
     local limit=$1 hosts=$2 each=$3 list='' i
     shift 3
     for ((i = 1; i <= hosts; i++)); do list+=,10.77.0.$i:$each; done
-    timeout -k 5 "$limit" /run/agent 10.77.0.1 exec "${launch[@]}" --host "${list:1}" -n $((hosts * each)) \
+    timeout -k 5 "$limit" /run/agent 10.77.0.1 exec "${launch[@]}" --host "${list:1}" -n \
+        $((hosts * each)) \
         "$trainer" "$@" >/run/out 2>&1 </dev/null
 }
 
@@ -82,14 +85,14 @@ sent_by() {  # bytes that a host has put on its cable
     ip -s link show dev "wire$1" | awk '/RX:/ {getline; print $1}'
 }
 
-# ---- the golden case over them --------------------------------------------------------------------------------------
+# ---- the golden case over them -------------------------------------------------------------------
 
 golden="--init dev/test/golden --train-data dev/test/golden/train.bin --seq 24 --global-batch 8 --micro-batch 2
         --steps 5 --lr 1e-3 --lr-final 1 --val-every 0"
 message=$((8 * 24 * 32 * 4))  # bytes of the activations between two layers, over the global batch
 
-# same_as_local NAME HOSTS RANKS_PER_HOST LEAST FLAGS...: LEAST bytes have to leave each host in a step, whatever the
-# algorithm. More than eight times as much would mean useless messages.
+# same_as_local NAME HOSTS RANKS_PER_HOST LEAST FLAGS...: LEAST bytes have to leave each host in a
+# step, whatever the algorithm. More than eight times as much would mean useless messages.
 same_as_local() {
     local name=$1 hosts=$2 each=$3 least=$(($4 * 5)) i code=0 bytes before=() start=() text=''
     shift 4
@@ -115,10 +118,12 @@ same_as_local() {
     timeout -k 5 120 mpirun --allow-run-as-root --oversubscribe --bind-to none -n $((hosts * each)) \
         "$trainer" $golden "$@" --log /run/local.jsonl --out /run/local >/run/out 2>&1 </dev/null
     report $? "$name: runs on one host"
-    diff <(numbers /run/net.jsonl) <(numbers /run/local.jsonl) >/run/out 2>&1 && [ "$(wc -l </run/net.jsonl)" = 5 ]
+    diff <(numbers /run/net.jsonl) <(numbers /run/local.jsonl) >/run/out 2>&1 &&
+        [ "$(wc -l </run/net.jsonl)" = 5 ]
     report $? "$name: losses and norms have the same bits"
     for i in model optimizer; do
-        cmp /run/net/step-00000005/$i.safetensors /run/local/step-00000005/$i.safetensors >>/run/out 2>&1 || code=2
+        cmp /run/net/step-00000005/$i.safetensors /run/local/step-00000005/$i.safetensors \
+            >>/run/out 2>&1 || code=2
     done
     report $((code == 2)) "$name: weights and optimizer have the same bits"
     # The file has the five losses of an independent implementation.
@@ -135,12 +140,13 @@ same_as_local 't=2 p=2, a rank per host' 4 1 $((8 * message)) --tensor 2 --pipel
 # Replicas on different hosts: the reduced half of the gradients, then half of the weights.
 same_as_local 'd=4, two replicas per host' 2 2 $((53600 * 4)) --data 4
 
-# ---- hosts that go away ---------------------------------------------------------------------------------------------
+# ---- hosts that go away --------------------------------------------------------------------------
 
 # Processes of the job. /proc shows those of this test only, and grep does not match itself.
 ranks_left() { grep -lsz 'train_gpt_[3]d' /proc/[0-9]*/cmdline | wc -l; }
 
-# lose_host NAME COMMAND...: does that in the middle of training; the job must end by itself within 35 s.
+# lose_host NAME COMMAND...: does that in the middle of training; the job must end by itself within
+# 35 s.
 lose_host() {
     local name=$1 job code begin
     shift
@@ -157,7 +163,8 @@ lose_host() {
         [ "$(ranks_left)" = 0 ] && break
         sleep 0.2
     done
-    grep -q '^step *3/' /run/out && [ $code != 0 ] && [ $code != 124 ] && [ $((SECONDS - begin)) -le 35 ] &&
+    grep -q '^step *3/' /run/out && [ $code != 0 ] && [ $code != 124 ] &&
+        [ $((SECONDS - begin)) -le 35 ] &&
         [ "$(ranks_left)" = 0 ]
     report $? "$name: the job ended with code $code after $((SECONDS - begin)) s, $(ranks_left) ranks are left"
 }

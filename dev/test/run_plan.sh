@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# run_plan.sh [BUILD]: the planner's layouts, against the trainer and against known answers. The trainer
-# must accept its layouts, count the same memory for them and, on its own virtual clock, put them in the same order;
-# on three made clusters the right choice is known, and so is why nothing fits. Ends with `N passed, N failed`.
+# run_plan.sh [BUILD]: the planner's layouts, against the trainer and against known answers. The
+# trainer must accept its layouts, count the same memory for them and, on its own virtual clock, put
+# them in the same order; on three made clusters the right choice is known, and so is why nothing
+# fits. Ends with `N passed, N failed`.
 # needs: tools/plan bf16/train_gpt_3d bf16/train_zero_bubble bf16/train_fsdp bf16/train_llama
 # shellcheck disable=SC2086  # flags are words
 . "$(dirname "$0")/report.sh"
@@ -18,7 +19,7 @@ plan() { build/tools/plan --light "$@" 2>"$dir/err"; }
 # values NAME: the numbers or words of a member, one for each of the best, out of JSON on stdin.
 values() { sed -n "s/^\t*\"$1\":\t//p" | sed 's/,$//; s/^"//; s/"$//'; }
 
-# ---- the trainer agrees --------------------------------------------------------------------------------------------
+# ---- the trainer agrees --------------------------------------------------------------------------
 
 model='--layers 24 --heads 16 --channels 1024 --vocab 50257 --seq 1024'
 plan $model --cluster dgx-a100 --gpus 8 --batch 64 --pipeline 4 --json >"$dir/best.json"
@@ -30,7 +31,8 @@ mapfile -t seconds < <(values step_seconds <"$dir/best.json")
 report $? 'the JSON has ten layouts'
 accepted=0 as_large=0
 for i in "${!flags[@]}"; do
-    trainer --simulate dev/clusters/dgx-a100.json --ranks 8 --steps 2 $model --global-batch 64 ${flags[i]} \
+    trainer --simulate dev/clusters/dgx-a100.json --ranks 8 --steps 2 $model --global-batch 64 \
+        ${flags[i]} \
         >"$dir/out" 2>"$dir/err" && accepted=$((accepted + 1))
     awk -v want="${memory[i]}" '$1 ~ /^[0-9]+$/ && NF == 12 { if ($12 > most) most = $12 }
         END { exit !(most > 0 && most - want / 2^30 < 0.006 && want / 2^30 - most < 0.006) }' "$dir/out" &&
@@ -52,8 +54,9 @@ far=$(awk '{ e = $2 / $1 - 1; if (e < 0) e = -e; if (e > most) most = e } END { 
 awk -v far="$far" 'BEGIN { exit !(far < 6) }'
 report $? "the trainer's step times are within 6% of the plan's (worst $far%)"
 
-# beside MODEL CLUSTER GPUS BATCH START [FLAG...]: a line for each plan: 1 if its flags begin with START and the trainer
-# counts the same memory on its largest stage, and how far the trainer's step is off.
+# beside MODEL CLUSTER GPUS BATCH START [FLAG...]: a line for each plan: 1 if its flags begin with
+# START and the trainer counts the same memory on its largest stage, and how far the trainer's step
+# is off.
 beside() {
     local model=$1 cluster=$2 gpus=$3 batch=$4 start=$5 i flags memory seconds
     shift 5
@@ -62,7 +65,8 @@ beside() {
     mapfile -t memory < <(values memory_bytes <"$dir/plans.json")
     mapfile -t seconds < <(values step_seconds <"$dir/plans.json")
     for i in "${!flags[@]}"; do
-        trainer --simulate "dev/clusters/$cluster.json" --ranks "$gpus" --steps 2 $model --global-batch "$batch" \
+        trainer --simulate "dev/clusters/$cluster.json" --ranks "$gpus" --steps 2 $model \
+            --global-batch "$batch" \
             ${flags[i]} >"$dir/out" 2>"$dir/err"
         awk -v start="$start" -v flags="${flags[i]}" -v want="${memory[i]}" -v plan="${seconds[i]}" '
             $1 ~ /^[0-9]+$/ && NF == 12 && $12 > gib { gib = $12 }
@@ -72,16 +76,19 @@ beside() {
                   print good + 0, (e < 0 ? -e : e) }' "$dir/out"
     done
 }
-# agree WHAT PLANS PERCENT: are there so many, all with the trainer's memory, and steps that near? Reads beside's lines.
+# agree WHAT PLANS PERCENT: are there so many, all with the trainer's memory, and steps that near?
+# Reads beside's lines.
 agree() {
     local plans good far
-    read -r plans good far < <(awk '{ good += $1 } $2 > most { most = $2 } END { print NR, good, 100 * most }')
-    [ "$plans" -ge "$2" ] && [ "$good" = "$plans" ] && awk -v far="$far" -v most="$3" 'BEGIN { exit !(far < most) }'
+    read -r plans good far < \
+        <(awk '{ good += $1 } $2 > most { most = $2 } END { print NR, good, 100 * most }')
+    [ "$plans" -ge "$2" ] && [ "$good" = "$plans" ] &&
+        awk -v far="$far" -v most="$3" 'BEGIN { exit !(far < most) }'
     report $? "$1: the trainer counts the same memory for $good of $plans plans, its steps are within $far%"
 }
 
-# FSDP is a layout of its own: train_fsdp accepts it, counts the same memory and takes the same time, if it gathers for
-# every micro-batch and waits for the network or not.
+# FSDP is a layout of its own: train_fsdp accepts it, counts the same memory and takes the same
+# time, if it gathers for every micro-batch and waits for the network or not.
 agree FSDP 20 4 < <(for shard in 2 3; do
     for batch in 8 64; do beside "$model" dgx-a100 8 $batch "--shard $shard" --shard $shard; done
 done)
@@ -92,7 +99,8 @@ agree 'Llama, Qwen2, Nemotron-4' 40 4 < <(
     beside '--model llama-3.1-70b --seq 8192' dgx-h100 256 512 '--tensor'
     beside '--model nemotron-4-15b --seq 4096' dgx-h100 64 256 '--tensor')
 plan --model llama-3.1-8b --cluster dgx-h100 --gpus 16 --batch 64 --schedule zb-h1 >"$dir/out"
-[ $? = 1 ] && grep -q '^error: .*train_llama has the schedules gpipe, 1f1b and interleaved' "$dir/err"
+[ $? = 1 ] && grep -q '^error: .*train_llama has the schedules gpipe, 1f1b and interleaved' \
+    "$dir/err"
 report $? 'a schedule that train_llama does not have is refused by name'
 # kind FLAGS...: which trainer the best layout is for, and what the plan says of the other kind.
 kind() {
@@ -107,7 +115,7 @@ got=$(kind --model gpt3-175b --gpus 1024 --batch 1024)
 [[ $got =~ ^FSDP\ \+[1-9][0-9][.0-9]*%\ train_gpt_3d\ $ ]]
 report $? "175B on 1024: a grid, and how much FSDP takes: $got"
 
-# ---- invariants ----------------------------------------------------------------------------------------------------
+# ---- invariants ----------------------------------------------------------------------------------
 
 plan $model --cluster dgx-a100 --gpus 8 --batch 64 --pipeline 4 --json | cmp -s - "$dir/best.json"
 report $? 'the same question has the same answer'
@@ -115,7 +123,8 @@ same=0
 for i in 0 4 9; do
     pinned=${flags[i]}
     case $pinned in *zb-auto*) same=$((same + 1)); continue ;; esac  # tried for the best of a search only
-    again=$(plan $model --cluster dgx-a100 --gpus 8 --batch 64 $pinned --json | values step_seconds | head -n 1)
+    again=$(plan $model --cluster dgx-a100 --gpus 8 --batch 64 $pinned --json |
+        values step_seconds | head -n 1)
     [ "$again" = "${seconds[i]}" ] && same=$((same + 1))
 done
 [ $same = 3 ]
@@ -131,7 +140,8 @@ awk -v a="${1:-0}" -v b="${2:-0}" -v c="${3:-0}" 'BEGIN { exit !(a > 0 && b / a 
 report $? "more data ranks at equal layout do not change a rank's memory, but for buckets padded to them:$sizes"
 
 # The ten best are ranked by the trainer's clock, whose times are those of a run of its own.
-build/tools/plan $model --cluster dgx-a100 --gpus 8 --batch 64 --pipeline 4 --json >"$dir/ranked.json" 2>"$dir/err"
+build/tools/plan $model --cluster dgx-a100 --gpus 8 --batch 64 --pipeline 4 --json \
+    >"$dir/ranked.json" 2>"$dir/err"
 mapfile -t clock < <(values clock_seconds <"$dir/ranked.json")
 mapfile -t ranked < <(values flags <"$dir/ranked.json")
 step=$(trainer --simulate dev/clusters/dgx-a100.json --ranks 8 --steps 2 $model --global-batch 64 ${ranked[0]} \
@@ -155,17 +165,21 @@ while [ $tried -lt 200 ]; do
     heads=$((4 * (1 + RANDOM % 4))) layers=$((1 + RANDOM % 9)) gpus=$((1 + RANDOM % 24))
     sizes="--layers $layers --heads $heads --channels $((64 * heads)) --vocab 1000 --seq $((64 * (1 + RANDOM % 3)))"
     batch=$((gpus * (1 + RANDOM % 6)))
-    kinds=('' '' --schedule\ {gpipe,1f1b,interleaved,zb-h1,zb-auto} '--tensor 2' '--pipeline 3' '--virtual 2')
+    kinds=('' '' --schedule\ {gpipe,1f1b,interleaved,zb-h1,zb-auto} '--tensor 2' '--pipeline 3' \
+        '--virtual 2')
     random=$(plan $sizes --cluster dgx-a100 --gpus $gpus --batch $batch ${kinds[RANDOM % ${#kinds[@]}]} --json |
         values flags | sed -n "$((1 + RANDOM % 3))p")
     [ -n "$random" ] || continue
     found=$((found + 1))
     if [ $((tried % 10)) = 0 ] && [ $gpus -le 8 ]; then
-        OMP_NUM_THREADS=1 ${mpirun:-mpirun --oversubscribe --bind-to none --allow-run-as-root} -n $gpus \
+        OMP_NUM_THREADS=1 ${mpirun:-mpirun --oversubscribe --bind-to none --allow-run-as-root} -n \
+            $gpus \
             "${build/fp32/bf16}/train_$(case $random in *zb-*) echo zero_bubble ;; *--shard*) echo fsdp ;; *) echo gpt_3d ;; esac)" \
-            $sizes --global-batch $batch $random --dry-run >"$dir/out" 2>"$dir/err" </dev/null && dry=$((dry + 1))
+            $sizes --global-batch $batch $random --dry-run >"$dir/out" 2>"$dir/err" </dev/null &&
+                dry=$((dry + 1))
     fi
-    trainer --simulate dev/clusters/dgx-a100.json --ranks $gpus --steps 1 $sizes --global-batch $batch $random \
+    trainer --simulate dev/clusters/dgx-a100.json --ranks $gpus --steps 1 $sizes --global-batch \
+        $batch $random \
         >"$dir/out" 2>"$dir/err" && accepted=$((accepted + 1)) || cp "$dir/err" "$dir/refused"
 done
 [ -f "$dir/refused" ] && cp "$dir/refused" "$dir/err"
@@ -177,9 +191,9 @@ grep -q -- '--max-in-flight 8 ' <<<"$got" && grep -q -- '--max-in-flight 16 ' <<
     ! grep -q -- '--max-in-flight 0' <<<"$got"
 report $? 'zb-auto is tried with p and 2 p micro-batches in flight, and never with 0'
 
-# Layouts by hand: of random ones that a trainer accepts, none is 1% faster on its clock than the first of the plan.
-# PLAN_BY_HAND=200 dev/test/run_plan.sh tries as many; by default a few for each of six settings.
-# pick NAME VALUES...: sets a variable to one of the values.
+# Layouts by hand: of random ones that a trainer accepts, none is 1% faster on its clock than the
+# first of the plan. PLAN_BY_HAND=200 dev/test/run_plan.sh tries as many; by default a few for each
+# of six settings. pick NAME VALUES...: sets a variable to one of the values.
 pick() {
     local name=$1
     shift $((1 + RANDOM % ($# - 1)))
@@ -190,14 +204,17 @@ while read -r cluster gpus batch sizes; do
         values clock_seconds | head -n 1)
     ran=0
     for ((i = 0; i < 500 && ran < (${PLAN_BY_HAND:-24} + 5) / 6; i++)); do
-        pick t 1 2 4 8 && pick p 1 1 2 4 8 && pick b 1 1 2 2 4 8 && pick v 1 1 2 3 && pick zero 1 1 0 && pick sp 1 0
-        pick schedule 1f1b gpipe zb-h1 && pick recompute none none gelu layer layer && pick shard 0 0 0 0 0 2 3
+        pick t 1 2 4 8 && pick p 1 1 2 4 8 && pick b 1 1 2 2 4 8 && pick v 1 1 2 3 &&
+            pick zero 1 1 0 && pick sp 1 0
+        pick schedule 1f1b gpipe zb-h1 && pick recompute none none gelu layer layer &&
+            pick shard 0 0 0 0 0 2 3
         [ $((gpus % (t * p))) = 0 ] || continue
         flags="--tensor $t --pipeline $p --data $((gpus / t / p)) --zero $zero --sequence-parallel $sp"
         if [ "$p" -gt 1 ] && [ "$v" -gt 1 ]; then flags+=" --virtual $v"; fi
         if [ "$p" -gt 1 ] && [ "$v" = 1 ]; then flags+=" --schedule $schedule"; fi
         [ "$shard" = 0 ] || flags="--shard $shard"
-        trainer --simulate "dev/clusters/$cluster.json" --ranks "$gpus" --steps 2 $sizes --global-batch "$batch" $flags \
+        trainer --simulate "dev/clusters/$cluster.json" --ranks "$gpus" --steps 2 $sizes \
+            --global-batch "$batch" $flags \
             --micro-batch "$b" --recompute "$recompute" >"$dir/out" 2>"$dir/err" || continue
         ran=$((ran + 1))
         echo "$(sed -n 's/^step \([0-9.]*\) s .*/\1/p' "$dir/out") ${first:-0} $cluster $flags"
@@ -215,7 +232,7 @@ read -r ran least < <(awk '$2 > 0 { e = $1 / $2 - 1; if (!n++ || e < least) leas
 [ "$ran" -ge 24 ] && awk -v least="$least" 'BEGIN { exit !(least > -1) }'
 report $? "of $ran layouts by hand the best takes $least% more than the plan's first"
 
-# ---- three clusters ------------------------------------------------------------------------------------------------
+# ---- three clusters ------------------------------------------------------------------------------
 
 # best CLUSTER FLAGS...: the flags of the best layout.
 best() {
@@ -236,7 +253,8 @@ report $? "two islands joined by Ethernet: stages, not data ranks, on either sid
 [[ $got == *'--pipeline 32 '*'--max-in-flight 96'* ]]
 report $? 'where 3 p micro-batches in flight are best'
 two_replicas() {
-    plan --cluster "$dir/islands.json" --model gpt2-xl --gpus 32 --batch 512 --data 2 "$@" --json | values step_seconds |
+    plan --cluster "$dir/islands.json" --model gpt2-xl --gpus 32 --batch 512 --data 2 "$@" --json |
+        values step_seconds |
         head -n 1
 }
 slow=$(two_replicas --order ptd) fast=$(two_replicas --order tdp)
@@ -253,15 +271,17 @@ got=$(best "$dir/nvl.json" --model ptdp-7.5b --gpus 64 --batch 64)
 [[ $got == *'--pipeline 1 '* ]]
 report $? "64 GPUs on one switch and a sequence for each: no pipeline, which nothing would fill: $got"
 
-# ---- groups that leave nodes -----------------------------------------------------------------------------------------
+# ---- groups that leave nodes ---------------------------------------------------------------------
 
-# Nodes of 4, 6, 12, 16 and 72 GPUs: tensor groups that fill them, straddle two of them or lie across many, and data
-# groups that share a NIC for two GPUs. Plan and trainer cost the group for which the job waits.
+# Nodes of 4, 6, 12, 16 and 72 GPUs: tensor groups that fill them, straddle two of them or lie
+# across many, and data groups that share a NIC for two GPUs. Plan and trainer cost the group for
+# which the job waits.
 model='--layers 12 --heads 32 --channels 4096 --vocab 51200 --seq 2048'
 for node in 4 6 12 16 72; do
     for shape in 'tdp 4 6 4 1' 'dtp 8 4 3 1' 'tdp 16 2 3 1' 'tdp 2 12 4 2' 'tdp 4 24 1 2'; do
         read -r order t d p share <<<"$shape"
-        cluster "node$node" "/\"gpus_per_node\"/s/8,/$node,/; /\"nics_per_node\"/s/8,/$((node / share)),/"
+        cluster "node$node" \
+            "/\"gpus_per_node\"/s/8,/$node,/; /\"nics_per_node\"/s/8,/$((node / share)),/"
         flags="--tensor $t --pipeline $p --micro-batch 1 --schedule 1f1b --order $order --sequence-parallel 1 --zero 1"
         light=$(plan $model --cluster "$dir/node$node.json" --gpus 96 --batch 96 $flags --recompute none --json |
             values step_seconds)
@@ -279,12 +299,14 @@ report $? "on nodes of 4, 6, 12, 16 and 72 GPUs plan and trainer differ by at mo
 awk -v most="$shared" 'BEGIN { exit !(most < 12) }'
 report $? "and by $shared% where data groups share a NIC for two GPUs, and the step waits for them"
 
-# ---- unlike nodes ----------------------------------------------------------------------------------------------------
+# ---- unlike nodes --------------------------------------------------------------------------------
 
-# 4 nodes with InfiniBand and 4 with RoCE: data groups inside a kind of node, stages across, layers by the stages' speed.
+# 4 nodes with InfiniBand and 4 with RoCE: data groups inside a kind of node, stages across, layers
+# by the stages' speed.
 model='--layers 36 --heads 32 --channels 4096 --vocab 51200 --seq 2048'
 unlike() {
-    plan $model --cluster holmes-a100 --gpus 64 --batch 768 --tensor 4 --micro-batch 6 --recompute none "$@"
+    plan $model --cluster holmes-a100 --gpus 64 --batch 768 --tensor 4 --micro-batch 6 --recompute \
+        none "$@"
 }
 unlike --json >"$dir/unlike.json"
 mapfile -t flags < <(values flags <"$dir/unlike.json")
@@ -298,18 +320,21 @@ read -r more fewer < <(sed -n 's/.*--layers-per-stage \([0-9]*\),\([0-9]*\) .*/\
 report $? "$more layers with InfiniBand, $fewer with RoCE and the head"
 again=$(unlike $best --json | values step_seconds | head -n 1) equal=$(unlike --layers-per-stage 18,18 --pipeline 2 --json |
     values step_seconds | head -n 1)
-[ -n "$again" ] && [ "$again" = "${seconds[0]}" ] && awk -v equal="${equal:-0}" -v best="$again" 'BEGIN { exit !(equal > best) }'
+[ -n "$again" ] && [ "$again" = "${seconds[0]}" ] &&
+    awk -v equal="${equal:-0}" -v best="$again" 'BEGIN { exit !(equal > best) }'
 report $? "these flags have the same step again, ${again:-none} s, and equal stages $equal s"
 accepted=0
 for at in 0 1 2; do
-    trainer --simulate dev/clusters/holmes-a100.json --ranks 64 --steps 2 $model --global-batch 768 ${flags[at]} \
+    trainer --simulate dev/clusters/holmes-a100.json --ranks 64 --steps 2 $model --global-batch \
+        768 ${flags[at]} \
         >"$dir/out" 2>"$dir/err"
     awk -v want="${memory[at]}" '/^step [0-9.]* s / { step = $2 } $1 ~ /^[0-9]+$/ && NF == 12 { if ($12 > gib) gib = $12 }
         END { e = gib - want / 2^30; exit !(step > 0 && e < 0.006 && e > -0.006) }' "$dir/out" && accepted=$((accepted + 1))
 done
 [ $accepted = 3 ]
 report $? "the trainer accepts $accepted of the first 3 and counts the same memory"
-for row in '2 --order tdp' '2 --order ptd' '2 --layers-per-stage 24,12' '4 --layers-per-stage 12,10,8,6' '4 --order tpd'; do
+for row in '2 --order tdp' '2 --order ptd' '2 --layers-per-stage 24,12' \
+    '4 --layers-per-stage 12,10,8,6' '4 --order tpd'; do
     read -r p more <<<"$row"
     shape="--tensor 4 --pipeline $p --micro-batch 6 --schedule 1f1b --sequence-parallel 1 --zero 1 $more"
     light=$(unlike $shape --json | values step_seconds | head -n 1)
@@ -318,10 +343,11 @@ for row in '2 --order tdp' '2 --order ptd' '2 --layers-per-stage 24,12' '4 --lay
     echo "$p ${more// /} ${light:-0} ${step:-1}"
 done >"$dir/networks"
 most=$(awk '{ e = $3 / $4 - 1; if (e < 0) e = -e; if (e > most) most = e } END { printf "%.1f", 100 * most }' "$dir/networks")
-awk -v most="$most" 'BEGIN { exit !(most < 6) }' && awk '{ s[NR] = $4 } END { exit !(s[2] > 1.5 * s[1] && NR == 5) }' "$dir/networks"
+awk -v most="$most" 'BEGIN { exit !(most < 6) }' &&
+    awk '{ s[NR] = $4 } END { exit !(s[2] > 1.5 * s[1] && NR == 5) }' "$dir/networks"
 report $? "plan and trainer differ by at most $most%, and data groups across both kinds take longer: $(tr '\n' ';' <"$dir/networks")"
 
-# ---- bad input -----------------------------------------------------------------------------------------------------
+# ---- bad input -----------------------------------------------------------------------------------
 
 # refused CODE WORD FLAGS...: one sentence and the exit code.
 refused() {
@@ -329,7 +355,8 @@ refused() {
     shift 2
     plan "$@" >"$dir/out"
     code=$?
-    [ $code = "$want" ] && [ "$(grep -c '^error: ' "$dir/err")" = 1 ] && grep -q -- "$word" "$dir/err"
+    [ $code = "$want" ] && [ "$(grep -c '^error: ' "$dir/err")" = 1 ] &&
+        grep -q -- "$word" "$dir/err"
     report $? "refused with exit code $want: $*"
 }
 refused 2 'no model' --model gpt9 --cluster dgx-a100 --gpus 8 --batch 8
@@ -343,18 +370,25 @@ refused 2 'are needed' --model gpt2 --gpus 8 --batch 8
 refused 2 'name a --model' --cluster dgx-a100 --gpus 8 --batch 8
 refused 2 "no cluster 'nowhere'" --model gpt2 --cluster nowhere --gpus 8 --batch 8
 refused 2 "'1'" --model gpt2 --cluster dgx-a100 --gpus 8 --batch 8 --shard 1
-refused 1 'leave out --tensor' --model gpt2 --cluster dgx-a100 --gpus 8 --batch 8 --shard 3 --tensor 2
-refused 1 'all 8 GPUs, and the batch of 12' --model gpt2 --cluster dgx-a100 --gpus 8 --batch 12 --shard 3
-refused 1 'does not fit\|nothing fits' --model gpt3-175b --cluster dgx-a100 --gpus 32 --batch 32 --shard 3
-refused 2 'needs --pipeline' --model gpt2 --cluster dgx-a100 --gpus 8 --batch 8 --layers-per-stage 6,6
-refused 2 'sum to the 12' --model gpt2 --cluster dgx-a100 --gpus 8 --batch 8 --pipeline 2 --layers-per-stage 6,5
+refused 1 'leave out --tensor' --model gpt2 --cluster dgx-a100 --gpus 8 --batch 8 --shard 3 \
+    --tensor 2
+refused 1 'all 8 GPUs, and the batch of 12' --model gpt2 --cluster dgx-a100 --gpus 8 --batch 12 \
+    --shard 3
+refused 1 'does not fit\|nothing fits' --model gpt3-175b --cluster dgx-a100 --gpus 32 --batch 32 \
+    --shard 3
+refused 2 'needs --pipeline' --model gpt2 --cluster dgx-a100 --gpus 8 --batch 8 --layers-per-stage \
+    6,6
+refused 2 'sum to the 12' --model gpt2 --cluster dgx-a100 --gpus 8 --batch 8 --pipeline 2 \
+    --layers-per-stage 6,5
 refused 2 'value is missing' --model gpt2 --cluster dgx-a100 --gpus
 refused 1 'no layout' --model gpt2 --cluster dgx-a100 --gpus 7 --batch 8 --tensor 7
-refused 1 't = 7, p = 1, d = 1 .* no divisor of 1024' --model gpt3-175b --cluster dgx-a100 --gpus 1024 --batch 1536 --tensor 7
+refused 1 't = 7, p = 1, d = 1 .* no divisor of 1024' --model gpt3-175b --cluster dgx-a100 --gpus \
+    1024 --batch 1536 --tensor 7
 refused 1 '1020 and 1024 GPUs are' --model gpt3-175b --cluster dgx-a100 --gpus 1021 --batch 1536
 began=$SECONDS
 refused 1 '48 GPUs would do, and no fewer' --model gpt3-175b --cluster dgx-a100 --gpus 8 --batch 64
-refused 1 'another layout of these GPUs would do' --model gpt3-175b --cluster dgx-a100 --gpus 1021 --batch 1021 --shard 0
+refused 1 'another layout of these GPUs would do' --model gpt3-175b --cluster dgx-a100 --gpus 1021 \
+    --batch 1021 --shard 0
 refused 1 '48 GPUs would do, and no fewer' --model gpt3-175b --cluster dgx-a100 --gpus 47 --batch 64
 [ $((SECONDS - began)) -le 10 ]
 report $? "which takes less than 10 s: $((SECONDS - began))"
@@ -362,6 +396,7 @@ plan --model gpt3-175b --cluster dgx-a100 --gpus 48 --batch 64 --json >"$dir/out
 report $? 'and on 48 it fits'
 [[ $(best dgx-a100 --model gpt3-175b --gpus 1021 --batch 1021) == '--shard 3 --data 1021 '* ]]
 report $? 'on 1021, which no t and p divide, FSDP does'
-refused 1 'recomputation would do' --model gpt2-xl --cluster dgx-a100 --gpus 1 --batch 64 --recompute none \
+refused 1 'recomputation would do' --model gpt2-xl --cluster dgx-a100 --gpus 1 --batch 64 \
+    --recompute none \
     --micro-batch 32
 finish

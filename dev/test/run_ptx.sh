@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# run_ptx.sh [all]: kernels as nvcc compiles them for a GPU, in dev/ptx.py's interpreter: programs of dev/cuda check
-# their results, attention's are compared with a CPU's, and planted bugs must be found. `all` (make ptx) runs more
-# programs, and prints which kernels ran. Without nvcc or numpy there is nothing to run. Ends with `N passed, N failed`.
+# run_ptx.sh [all]: kernels as nvcc compiles them for a GPU, in dev/ptx.py's interpreter: programs
+# of dev/cuda check their results, attention's are compared with a CPU's, and planted bugs must be
+# found. `all` (make ptx) runs more programs, and prints which kernels ran. Without nvcc or numpy
+# there is nothing to run. Ends with `N passed, N failed`.
 # needs: bf16/dev/ptx_attention
 . "$(dirname "$0")/report.sh"
 all=${1:-}
@@ -24,8 +25,10 @@ report $? "attention on tensor cores has a CPU's results: $(grep -a '^sum ' "$di
 
 # copy SED FILE: a copy of the sources in which sed has planted a bug.
 copy() {
-    rm -rf "$dir/copy" && mkdir -p "$dir/copy/dev/test" && cp -r llmc "$dir/copy" && cp -r dev/cuda "$dir/copy/dev" &&
-        cp dev/*.cu "$dir/copy/dev" && cp dev/test/check.h "$dir/copy/dev/test" && sed -i "$1" "$dir/copy/$2" &&
+    rm -rf "$dir/copy" && mkdir -p "$dir/copy/dev/test" && cp -r llmc "$dir/copy" &&
+        cp -r dev/cuda "$dir/copy/dev" &&
+        cp dev/*.cu "$dir/copy/dev" && cp dev/test/check.h "$dir/copy/dev/test" &&
+            sed -i "$1" "$dir/copy/$2" &&
         ! cmp -s "$2" "$dir/copy/$2"
 }
 
@@ -36,12 +39,15 @@ planted() {
         grep -q "^FAULT .*$3" "$dir/out"
     report $? "$2 with $1: $(grep -am1 -oE "$3.*" "$dir/out")"
 }
-planted 's/copy_async_wait<1>/copy_async_wait<2>/' attention_mma.cuh 'bytes that a cp.async has yet to bring'
+planted 's/copy_async_wait<1>/copy_async_wait<2>/' attention_mma.cuh \
+    'bytes that a cp.async has yet to bring'
 planted '/copy_async_wait<1>();/{n;d}' attention_mma.cuh 'race: reads what another thread wrote'
-planted 's/"l"(global), "r"(exists ? 16/"l"((const char *)global + 2), "r"(exists ? 16/' mma.cuh 'misaligned'
+planted 's/"l"(global), "r"(exists ? 16/"l"((const char *)global + 2), "r"(exists ? 16/' mma.cuh \
+    'misaligned'
 # A wrong lane: rows are summed over 8 lanes, not over the 4 that have one.
 copy 's/offset = 1; offset < 4/offset = 1; offset < 8/' llmc/kernels/mma.cuh &&
-    python3 dev/ptx.py --source "$dir/copy" dev/ptx_attention.cu >"$dir/out" 2>&1 && ! close "$dir/out"
+    python3 dev/ptx.py --source "$dir/copy" dev/ptx_attention.cu >"$dir/out" 2>&1 &&
+        ! close "$dir/out"
 report $? "mma.cuh with a wrong lane in quad_reduce has other results: $(grep -a '^sum ' "$dir/out")"
 
 # interpret PROGRAM PRECISION: every check of the program passes.
@@ -55,7 +61,8 @@ interpret classifier bf16
 interpret moe bf16
 interpret adamw bf16
 if [ "$all" = all ]; then
-    # cases PRECISION BOUND: every line of results is as on a CPU, relative to a value and its line's mean square.
+    # cases PRECISION BOUND: every line of results is as on a CPU, relative to a value and its
+    # line's mean square.
     cases() {
         "build/cpu-$1/dev/ptx_cases" | grep '^result ' >"$dir/cpu"
         python3 dev/ptx.py --precision "$1" dev/ptx_cases.cu >"$dir/out" 2>&1 &&

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# run_reproduce.sh [BUILD]: `make reproduce` in small: the text of a Debian package, a validation curve that falls, 1 and
-# 8 ranks with the same losses, PyTorch's where it is installed. Ends with `N passed, N failed`.
+# run_reproduce.sh [BUILD]: `make reproduce` in small: the text of a Debian package, a validation
+# curve that falls, 1 and 8 ranks with the same losses, PyTorch's where it is installed. Ends with
+# `N passed, N failed`.
 # needs: fp32/train_gpt fp32/train_gpt_3d tools/byte_corpus tools/loss
 . "$(dirname "$0")/report.sh"
 cpu_only 'its layouts are for a CPU'
-[ -d /usr/share/common-licenses ] || [ -d /usr/share/perl ] || skip 'not a Debian: its text is not there'
+[ -d /usr/share/common-licenses ] || [ -d /usr/share/perl ] ||
+    skip 'not a Debian: its text is not there'
 shown="$dir/printed $dir/output"
 # As make starts it: without the MPIRUN of the tests.
 env -u MPIRUN OUT="$dir" dev/reproduce.sh small "$build" >"$dir/printed" 2>&1
@@ -27,6 +29,7 @@ else
     report $? 'which says that PyTorch is not there'
 fi
 REPRODUCE_SECONDS=soon OUT="$dir/none" dev/reproduce.sh >"$dir/printed" 2>&1
-[ $? = 2 ] && grep -q "^error: REPRODUCE_SECONDS must be .*'soon'$" "$dir/printed" && [ ! -e "$dir/none" ]
+[ $? = 2 ] && grep -q "^error: REPRODUCE_SECONDS must be .*'soon'$" "$dir/printed" &&
+    [ ! -e "$dir/none" ]
 report $? "refused before any work: $(cat "$dir/printed")"
 finish

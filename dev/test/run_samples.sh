@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# run_samples.sh [BUILD]: which tokenizer a run has: the one beside its weights, or beside those that its training began
-# with; bytes only for the vocabulary of bytes. Without one, text is refused, and all else works. Ends with `N passed, N
-# failed`.
+# run_samples.sh [BUILD]: which tokenizer a run has: the one beside its weights, or beside those
+# that its training began with; bytes only for the vocabulary of bytes. Without one, text is
+# refused, and all else works. Ends with `N passed, N failed`.
 # needs: fp32/train_gpt
 . "$(dirname "$0")/report.sh"
 export OMP_NUM_THREADS=1
@@ -11,7 +11,8 @@ need_gpus 1
 letters='{"pre_tokenizer":{"type":"ByteLevel"},"model":{"type":"BPE","vocab":{"a":0,"b":1},"merges":[]}}'
 sentences='{"normalizer":{"type":"Sequence","normalizers":[]},"model":{"type":"Unigram","vocab":[]}}'
 train() {
-    "$build/train_gpt" --train-data dev/test/golden/train.bin --seq 4 --micro-batch 1 --global-batch 1 "$@" \
+    "$build/train_gpt" --train-data dev/test/golden/train.bin --seq 4 --micro-batch 1 \
+        --global-batch 1 "$@" \
         >"$dir/out" 2>"$dir/err" </dev/null
 }
 text() { train --sample-every 1 --sample-tokens 1 --prompt axb "$@"; }
@@ -24,7 +25,7 @@ refused() {  # refused PATTERN NAME FLAGS...: exit code 2 and one sentence
     report $? "$name: $(sed "s|$dir/||g" "$dir/err")"
 }
 
-# ---- where it is found -----------------------------------------------------------------------------------------------
+# ---- where it is found ---------------------------------------------------------------------------
 
 mkdir "$dir/model"
 cp dev/test/golden/config.json dev/test/golden/model.safetensors "$dir/model"
@@ -46,7 +47,7 @@ report $? 'a tokenizer that is named'
 text --vocab 257 --layers 1 --channels 8 --heads 1 --steps 1 && grep -q '^sample: axb' "$dir/out"
 report $? 'the vocabulary of bytes has bytes'
 
-# ---- where there is none ---------------------------------------------------------------------------------------------
+# ---- where there is none -------------------------------------------------------------------------
 
 refused 'vocabulary has 61 .*job/step-00000002 has none' 'a checkpoint without one' \
     text --resume "$dir/job/step-00000002" --steps 3
@@ -57,19 +58,21 @@ refused 'model has none' 'a folder without one' text --init "$dir/model" --steps
 train --init "$dir/model" --steps 1
 report $? 'which trains without text'
 touch "$dir/model/vocab.json" "$dir/model/merges.txt"
-refused 'model has only vocab.json and merges.txt' 'a folder of the slow kind' text --init "$dir/model" --steps 1
+refused 'model has only vocab.json and merges.txt' 'a folder of the slow kind' text --init \
+    "$dir/model" --steps 1
 ln -s "$dir/nowhere" "$dir/model/tokenizer.json"
 refused 'model/tokenizer.json' 'a link that leads nowhere' text --init "$dir/model" --steps 1
 train --init "$dir/model" --steps 1
 report $? 'which trains without text, too'
 
-# ---- weights alone ---------------------------------------------------------------------------------------------------
+# ---- weights alone -------------------------------------------------------------------------------
 
 bytes="--vocab 257 --layers 1 --channels 8 --heads 1"
 # shellcheck disable=SC2086
 text $bytes --steps 1 --out "$dir/bytes"
 look() {  # look FLAGS...: no data, no step
-    "$build/train_gpt" --init "$dir/bytes/step-00000001" --steps 0 --sample-every 1 --sample-tokens 8 --prompt axb "$@" \
+    "$build/train_gpt" --init "$dir/bytes/step-00000001" --steps 0 --sample-every 1 \
+        --sample-tokens 8 --prompt axb "$@" \
         >"$dir/out" 2>"$dir/err" </dev/null
 }
 before=$(cat "$dir"/bytes/step-00000001/* | cksum)
@@ -80,12 +83,13 @@ look && [ "$first" = "$(cksum <"$dir/out")" ]
 report $? 'twice the same'
 look --seed 2 && [ "$first" != "$(cksum <"$dir/out")" ] && grep -q '^sample: axb' "$dir/out"
 report $? 'another seed, another sample'
-[ "$before" = "$(cat "$dir"/bytes/step-00000001/* | cksum)" ] && [ "$(ls "$dir/bytes")" = step-00000001 ]
+[ "$before" = "$(cat "$dir"/bytes/step-00000001/* | cksum)" ] &&
+    [ "$(ls "$dir/bytes")" = step-00000001 ]
 report $? 'the checkpoint stays as it was'
 refused 'train-data is missing' 'with a step' look --steps 1
 refused 'train-data is missing' 'with a folder to save to' look --out "$dir/other"
 
-# ---- one that cannot be read, beside sound weights -------------------------------------------------------------------
+# ---- one that cannot be read, beside sound weights -----------------------------------------------
 
 rm "$dir/model/tokenizer.json"
 echo "$sentences" >"$dir/model/tokenizer.json"
@@ -101,9 +105,11 @@ sys.path.insert(0, "dev/data")
 import eval_rows
 eval_rows.write_rows(sys.argv[1], eval_rows.CLOZE, 61, 0, [([1, 2, 3], 2, 1)])
 P
-    "$build/train_gpt" --init "$dir/model" --eval "$dir/rows.bin" --seq 4 >"$dir/out" 2>"$dir/err" </dev/null
+    "$build/train_gpt" --init "$dir/model" --eval "$dir/rows.bin" --seq 4 >"$dir/out" 2>"$dir/err" \
+        </dev/null
     report $? '--eval'
 fi
 refused 'model/tokenizer.json' 'text' text --init "$dir/model" --steps 1
-refused 'model/tokenizer.json' 'or its name' train --init dev/test/golden --tokenizer "$dir/model/tokenizer.json"
+refused 'model/tokenizer.json' 'or its name' train --init dev/test/golden --tokenizer \
+    "$dir/model/tokenizer.json"
 finish

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# run_scale.sh [BUILD]: predictions of published runs: tables of rows that are not clean, and the errors that doc/ gives
-# for FSDP and for hosts that are slow. Ends with `N passed, N failed`.
+# run_scale.sh [BUILD]: predictions of published runs: tables of rows that are not clean, and the
+# errors that doc/ gives for FSDP and for hosts that are slow. Ends with `N passed, N failed`.
 # needs: bf16/train_gpt_3d bf16/train_llama tools/scale
 . "$(dirname "$0")/report.sh"
 cpu_only 'it simulates, on the CPU'
 
 scale() { build/tools/scale "$@" >"$dir/out" 2>"$dir/err"; }
 
-# ---- rows -----------------------------------------------------------------------------------------------------------
+# ---- rows ----------------------------------------------------------------------------------------
 
 cat >"$dir/rows.csv" <<'ROWS'
 id,layers,gpus,hidden,heads,seq,vocab,gbs,mbs,t,p,d,v,recompute,step_s,note
@@ -24,17 +24,19 @@ scale --csv "$dir/table.csv" "$dir/rows.csv" dev/clusters/dgx-a100.json:x-
 report $? 'a table with impossible rows is predicted'
 [ "$(grep -c '^x-' "$dir/out")" = 3 ] && [ "$(grep -c 'is left out: ' "$dir/err")" = 5 ]
 report $? "three rows are predicted, five reported: $(tr '\n' ';' <"$dir/err")"
-for reason in 'x-ranks .*number of ranks' 'x-heads .*divide' 'x-batch .*batch' 'x-time .*step_s' 'x-layers .*layers'; do
+for reason in 'x-ranks .*number of ranks' 'x-heads .*divide' 'x-batch .*batch' 'x-time .*step_s' \
+    'x-layers .*layers'; do
     grep -q "scale: $reason" "$dir/err"
     report $? "each with its reason: $reason"
 done
 [ "$(wc -l <"$dir/table.csv")" = 4 ] && grep -q '^"x-""quoted""",dgx-a100,' "$dir/table.csv" &&
     [ "$(awk -F, '{ print NF }' "$dir/table.csv" | sort -u)" = 15 ]
 report $? 'the predictions as CSV: a head, three rows, names in quotes'
-! scale --csv "$dir/none/table.csv" "$dir/rows.csv" dev/clusters/dgx-a100.json:x- && grep -q 'cannot write' "$dir/err"
+! scale --csv "$dir/none/table.csv" "$dir/rows.csv" dev/clusters/dgx-a100.json:x- &&
+    grep -q 'cannot write' "$dir/err"
 report $? 'a file that cannot be written is refused'
 
-# ---- published runs -------------------------------------------------------------------------------------------------
+# ---- published runs ------------------------------------------------------------------------------
 
 # least GROUP MOST: the mean error of every second row of a group.
 least() {
@@ -55,32 +57,39 @@ least 'BLOOM, Megatron-DeepSpeed' 9
 
 # The band of a job's size that the trainers and the planner print is the table's, in whole percent.
 while read -r _ _ gpus _ _ low _ high; do
-    "${build/fp32/bf16}/train_gpt_3d" --simulate dev/clusters/dgx-a100.json --ranks "$gpus" --layers 1 --heads 1 \
-        --channels 64 --vocab 100 --seq 64 --micro-batch 1 --global-batch "$gpus" --steps 1 >"$dir/out" 2>"$dir/err"
+    "${build/fp32/bf16}/train_gpt_3d" --simulate dev/clusters/dgx-a100.json --ranks "$gpus" \
+        --layers 1 --heads 1 \
+        --channels 64 --vocab 100 --seq 64 --micro-batch 1 --global-batch "$gpus" --steps 1 \
+            >"$dir/out" 2>"$dir/err"
     grep -q "size take $(printf '%+.0f to %+.0f%%' "$low" "$high") longer" "$dir/out"
     report $? "up to $gpus GPUs: the trainer says as the table that published runs take $low to $high% longer"
 done < <(grep '^up to' "$dir/published")
 
-# nemotron ROW FLAGS...: the step of a published run of Nemotron-4 by train_llama's own clock, in percent of the published
-# one. Of 340B the runs on fewer GPUs computed attention again alone, which train_llama cannot.
+# nemotron ROW FLAGS...: the step of a published run of Nemotron-4 by train_llama's own clock, in
+# percent of the published one. Of 340B the runs on fewer GPUs computed attention again alone, which
+# train_llama cannot.
 nemotron() {
     local row=$1 published step far
     shift
     published=$(awk -F, -v id="$row" '$1 == id { print $25 }' dev/scale/rows_nemotron.csv)
     step=$("${build/fp32/bf16}/train_llama" --simulate dev/clusters/eos-2025.json --ranks "${row##*-}" --seq 4096 \
         --zero 1 --steps 2 "$@" 2>"$dir/err" | sed -n 's/^step \([0-9.]*\) s .*/\1/p')
-    far=$(awk -v step="${step:-0}" -v published="$published" 'BEGIN { printf "%.1f", 100 * (step / published - 1) }')
+    far=$(awk -v step="${step:-0}" -v published="$published" \
+        'BEGIN { printf "%.1f", 100 * (step / published - 1) }')
     awk -v far="$far" 'BEGIN { exit !(far < 8 && far > -8) }'
     report $? "$row by train_llama: ${step:-nothing} s, published $published ($far%)"
 }
-nemotron dgxc-nemotron4-15b-64 --model nemotron-4-15b --tensor 4 --sequence-parallel 1 --micro-batch 4 \
+nemotron dgxc-nemotron4-15b-64 --model nemotron-4-15b --tensor 4 --sequence-parallel 1 \
+    --micro-batch 4 \
     --global-batch 256
-nemotron dgxc-nemotron4-340b-512 --model nemotron-4-340b --tensor 8 --pipeline 8 --virtual 12 --sequence-parallel 1 \
+nemotron dgxc-nemotron4-340b-512 --model nemotron-4-340b --tensor 8 --pipeline 8 --virtual 12 \
+    --sequence-parallel 1 \
     --micro-batch 1 --global-batch 128
 
-# ---- unlike nodes ----------------------------------------------------------------------------------------------------
+# ---- unlike nodes --------------------------------------------------------------------------------
 
-make -s holmes >"$dir/holmes" 2>"$dir/err" && [ "$(grep -c '^| [0-9.]*B | [0-9]* | ' "$dir/holmes")" = 8 ]
+make -s holmes >"$dir/holmes" 2>"$dir/err" && [ \
+    "$(grep -c '^| [0-9.]*B | [0-9]* | ' "$dir/holmes")" = 8 ]
 report $? 'make holmes predicts 8 published rates'
 awk -F'|' '{ gsub(/ /, "") } $2 == "3.6B" { rate[$4, $3] = $6 }
     END { for (gpus = 32; gpus <= 64; gpus *= 2)
@@ -92,18 +101,22 @@ for stages in 19,17 20,17; do
     scale "$dir/rows.csv" dev/clusters/holmes-a100.json:holmes-hybrid
     echo "$? $(cat "$dir/err")"
 done >"$dir/stages"
-[ "$(sed -n 1p "$dir/stages")" = '0 ' ] && grep -q "stages' layers '20,17' are not those of 2 stages and 36" "$dir/stages"
+[ "$(sed -n 1p "$dir/stages")" = '0 ' ] && grep -q \
+    "stages' layers '20,17' are not those of 2 stages and 36" "$dir/stages"
 report $? "stages of unequal length are read, and refused if they do not sum up: $(tr '\n' ';' <"$dir/stages")"
 
-# ---- a large job ----------------------------------------------------------------------------------------------------
+# ---- a large job ---------------------------------------------------------------------------------
 
 times >"$dir/times"  # second line: CPU time of this shell's ended processes
-"${build/fp32/bf16}/train_gpt_3d" --simulate dev/clusters/dgx-a100.json --ranks 12288 --layers 96 --heads 96 \
-    --channels 12288 --vocab 51200 --seq 2048 --micro-batch 1 --global-batch 12288 --tensor 8 --pipeline 8 --data 192 \
+"${build/fp32/bf16}/train_gpt_3d" --simulate dev/clusters/dgx-a100.json --ranks 12288 --layers 96 \
+    --heads 96 \
+    --channels 12288 --vocab 51200 --seq 2048 --micro-batch 1 --global-batch 12288 --tensor 8 \
+        --pipeline 8 --data 192 \
     --steps 1 >"$dir/out" 2>"$dir/err" &
 job=$! most=0
 while kill -0 $job 2>/dev/null; do  # memory of the processes of the simulation, in KiB
-    now=$(ps -eo pid=,ppid=,rss= | awk -v job=$job '$1 == job || $2 == job { sum += $3 } END { print sum + 0 }')
+    now=$(ps -eo pid=,ppid=,rss= | awk -v job=$job \
+        '$1 == job || $2 == job { sum += $3 } END { print sum + 0 }')
     [ "$now" -gt $most ] && most=$now
     sleep 0.1
 done
@@ -112,6 +125,7 @@ report $? '8 stages of 12,288 ranks are simulated'
 times >>"$dir/times"
 seconds=$(sed -n '2p;4p' "$dir/times" | awk '{ split($1, user, /[ms]/); split($2, kernel, /[ms]/)
     last = spent; spent = 60 * (user[1] + kernel[1]) + user[2] + kernel[2] } END { print spent - last }')
-awk -v seconds="$seconds" -v most=$most 'BEGIN { exit !(seconds > 0 && seconds < 2 && most > 0 && most < 200000) }'
+awk -v seconds="$seconds" -v most=$most \
+    'BEGIN { exit !(seconds > 0 && seconds < 2 && most > 0 && most < 200000) }'
 report $? "in $seconds CPU seconds and $((most / 1000)) MB"
 finish

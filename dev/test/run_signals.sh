@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# run_signals.sh [BUILD]: a run that is asked to end completes the step that it is in, saves it and ends; validation
-# ends at once. A run with a closed output or damaged data loses nothing.
-# Each checkpoint is resumed from. Ends with `N passed, N failed`.
+# run_signals.sh [BUILD]: a run that is asked to end completes the step that it is in, saves it and
+# ends; validation ends at once. A run with a closed output or damaged data loses nothing. Each
+# checkpoint is resumed from. Ends with `N passed, N failed`.
 # needs: fp32/train_gpt fp32/train_gpt_3d tools/byte_corpus
 . "$(dirname "$0")/report.sh"
 need_gpus 4
@@ -11,7 +11,8 @@ job=
 trap '[ -n "$job" ] && kill -KILL "$job" 2>/dev/null; rm -rf "$dir"' EXIT
 trap 'exit 1' HUP INT TERM
 
-build/tools/byte_corpus "$dir/train.bin" "$dir/val.bin" README.md llmc/*.h llmc/host/*.h >/dev/null || exit 1
+build/tools/byte_corpus "$dir/train.bin" "$dir/val.bin" README.md llmc/*.h llmc/host/*.h \
+    >/dev/null || exit 1
 quick="--layers 2 --heads 2 --channels 32 --train-data $dir/train.bin --seq 32 --micro-batch 1 --global-batch 4"
 slow="--layers 4 --heads 4 --channels 128 --train-data $dir/train.bin --seq 128 --micro-batch 2 --global-batch 48"
 
@@ -29,7 +30,8 @@ train() {
 }
 runs=0
 steps() { [ ! -f "$out.jsonl" ] && echo 0 || grep -c '"loss"' "$out.jsonl"; }
-newest() { find "$1" -name trainer.json 2>/dev/null | sed 's|.*step-0*\([0-9]*\)/.*|\1|' | sort -n | tail -n 1; }
+newest() { find "$1" -name trainer.json 2>/dev/null | sed 's|.*step-0*\([0-9]*\)/.*|\1|' | sort -n |
+    tail -n 1; }
 have_steps() { [ "$(steps)" -ge "$1" ]; }
 now() { date +%s%N; }
 
@@ -41,7 +43,8 @@ ends() {
     local guard=$!
     wait "$job" 2>/dev/null
     code=$?
-    # By no signal that this shell has a trap for: one right behind the fork would run the trap there, and remove $dir.
+    # By no signal that this shell has a trap for: one right behind the fork would run the trap
+    # there, and remove $dir.
     { kill -KILL $guard && wait $guard; } 2>/dev/null
     took=$((($(now) - begin) / 1000000)) job=
     [ $took -le "$1" ]
@@ -50,11 +53,13 @@ ends() {
 # whole STEPS: as many steps are logged as saved, which was announced, and the checkpoint is sound.
 whole() {
     [ "$(newest "$out")" = "$1" ] && [ "$(steps)" = "$1" ] &&
-        grep -q "^saved .*step-$(printf %08d "$1")$" "$dir/out" && ! ls -d "$out"/tmp-* 2>/dev/null &&
-        "$build/train_gpt" --resume "$out/step-$(printf %08d "$1")" ${2:-$slow} --dry-run >>"$dir/out" 2>>"$dir/err"
+        grep -q "^saved .*step-$(printf %08d "$1")$" "$dir/out" &&
+            ! ls -d "$out"/tmp-* 2>/dev/null &&
+        "$build/train_gpt" --resume "$out/step-$(printf %08d "$1")" ${2:-$slow} --dry-run \
+            >>"$dir/out" 2>>"$dir/err"
 }
 
-# ---- in the middle of a step of seconds ------------------------------------------------------------------------------
+# ---- in the middle of a step of seconds ----------------------------------------------------------
 
 # One step tells how long they are here.
 train 2 $slow --pipeline 2 --steps 100 --save-every 1
@@ -80,7 +85,8 @@ for signal in INT USR1; do
     status=$?
     [ $signal = INT ] || [ "$code $last" = "0 $((before + 1))" ] || status=1
     unset OMPI_MCA_odls_base_sigkill_timeout
-    report $status "SIG$signal to mpirun, a quarter into a step, 4 ranks: code $code after $took ms, step $last saved"
+    report $status \
+        "SIG$signal to mpirun, a quarter into a step, 4 ranks: code $code after $took ms, step $last saved"
 done
 
 for signal in INT HUP; do
@@ -99,9 +105,10 @@ pkill -TERM -o -P "$job" -x train_gpt_3d
 ends 5000 && [ $code = 0 ] && whole 2 "$quick"
 report $? "SIGTERM in a long validation: code $code after $took ms, step 2 saved"
 
-# ---- validations and samples that a signal keeps from being done ----------------------------------------------------
+# ---- validations and samples that a signal keeps from being done ---------------------------------
 
-# resumes: the last run goes on with the same command; steps_of KEY: the steps of all lines of the log that have it.
+# resumes: the last run goes on with the same command; steps_of KEY: the steps of all lines of the
+# log that have it.
 steps_of() { sed -n "s/^{\"step\":\([0-9]*\),.*\"$1\":.*/\1/p" "$out.jsonl" | tr '\n' ' '; }
 due="$quick --val-data $dir/val.bin --val-every 1 --val-batches 2 --sample-every 1 --sample-tokens 2"
 ok=0
@@ -111,7 +118,8 @@ for ((i = 0; i < 3; i++)); do
     kill -USR1 "$job"
     ends 10000
     first=$(grep -c '^sample: ' "$dir/out")
-    "$build/train_gpt" $due --steps 40 --resume auto --out "$out" --log "$out.jsonl" >"$dir/out" 2>"$dir/err"
+    "$build/train_gpt" $due --steps 40 --resume auto --out "$out" --log "$out.jsonl" >"$dir/out" \
+        2>"$dir/err"
     [ "$code$?" = 00 ] && [ "$(steps_of val_loss)" = "$(seq -s ' ' 0 40) " ] &&
         [ $((first + $(grep -c '^sample: ' "$dir/out"))) = 40 ] && ok=$((ok + 1))
 done
@@ -124,16 +132,20 @@ await have_steps 1
 kill -USR1 "$job"
 ends 10000
 stopped=$code$(newest "$out")$(steps_of val_loss)
-again() { "$build/train_gpt" $due --steps 2 --resume auto --out "$out" --log "$out.jsonl" >"$dir/out" 2>"$dir/err"; }
-again && [ "$stopped$(steps_of val_loss)" = '020 0 2 ' ] && [ "$(grep -c '^sample: ' "$dir/out")" = 1 ]
+again() { "$build/train_gpt" $due --steps 2 --resume auto --out "$out" --log "$out.jsonl" \
+    >"$dir/out" 2>"$dir/err"; }
+again && [ "$stopped$(steps_of val_loss)" = '020 0 2 ' ] &&
+    [ "$(grep -c '^sample: ' "$dir/out")" = 1 ]
 report $? "a signal in the last step, and a resume: the last validation and sample are done"
 
-# ---- signals in large products, and before training ------------------------------------------------------------------
+# ---- signals in large products, and before training ----------------------------------------------
 
-# The kernels that oneDNN makes for these sizes use the stack pointer for a buffer of theirs: the frame of a handler would
-# overwrite the heap. So the trainer has none: one thread waits for the signals, and all others block them.
+# The kernels that oneDNN makes for these sizes use the stack pointer for a buffer of theirs: the
+# frame of a handler would overwrite the heap. So the trainer has none: one thread waits for the
+# signals, and all others block them.
 large="--layers 4 --heads 4 --channels 128 --train-data $dir/train.bin --seq 128 --micro-batch 8 --global-batch 16"
-bits() { sed -n "s/^$2:[[:space:]]*/0x/p" "/proc/$1/status" 2>/dev/null || echo 0; }  # bits PROCESS NAME
+# Bits PROCESS NAME
+bits() { sed -n "s/^$2:[[:space:]]*/0x/p" "/proc/$1/status" 2>/dev/null || echo 0; }
 asked=$((1 << 14 | 1 << 1 | 1 << 9 | 1))  # TERM, INT, USR1, HUP
 # Handlers of the fault itself (ILL, TRAP, ABRT, BUS, FPE, SEGV, SYS), and the C library's own three.
 allowed=$((1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 10 | 1 << 30 | 7 << 31))

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# run_site.sh: `make site`: every link of the pages leads somewhere, nothing comes from elsewhere, and the explorer's
-# links lead to pages of the site. Chromium opens every deep link into the explorer, and the links that its scripts
-# make lead to anchors of the site. Without cmark-gfm it is skipped, and without Chromium that part.
+# run_site.sh: `make site`: every link of the pages leads somewhere, nothing comes from elsewhere,
+# and the explorer's links lead to pages of the site. Chromium opens every deep link into the
+# explorer, and the links that its scripts make lead to anchors of the site. Without cmark-gfm it is
+# skipped, and without Chromium that part.
 . "$(dirname "$0")/report.sh"
 command -v cmark-gfm >/dev/null || skip 'no cmark-gfm'
 
@@ -10,7 +11,8 @@ report $? "every link leads somewhere: $(tail -n 3 "$dir/out")"
 elsewhere=$(grep -rlE '<(img|script|link|iframe)[^>]*(src|href)="?https?:' "$dir/site")
 [ -z "$elsewhere" ]
 report $? "no page loads anything from elsewhere $elsewhere"
-for page in index.html doc/explorer.html doc/lab/explorer.html doc/course/1-one-rank.html doc/pictures/1f1b.svg train_gpt_pp.cu.html; do
+for page in index.html doc/explorer.html doc/lab/explorer.html doc/course/1-one-rank.html \
+    doc/pictures/1f1b.svg train_gpt_pp.cu.html; do
     [ -s "$dir/site/$page" ]
     report $? "$page is there"
 done
@@ -18,7 +20,8 @@ line=$(grep -n '^static void run_batch' train_gpt_pp.cu | cut -d : -f 1)
 grep -q "id=\"L$line\".*run_batch" "$dir/site/train_gpt_pp.cu.html" &&
     grep -q 'cu.html#L\|file}.html#L' "$dir/site/doc/explorer.html"
 report $? 'the explorer leads to the line of a source'
-wrong=$(grep -oE 'explorer\.html#[a-z]*\?[^" )]*' "$dir/site/index.html" | grep -vE '#(schedules|layout|collectives|tour)\?')
+wrong=$(grep -oE 'explorer\.html#[a-z]*\?[^" )]*' "$dir/site/index.html" |
+    grep -vE '#(schedules|layout|collectives|tour)\?')
 [ -z "$wrong" ]
 report $? "the deep links are the explorer's own $wrong"
 grep -q 'href="doc/explorer.html#tour"' "$dir/site/index.html"
@@ -30,7 +33,7 @@ python3 "$dir/tree/dev/site.py" "$dir/broken" >"$dir/out" 2>&1
 [ $? = 1 ] && [ "$(grep -c '^dead link: doc/course/site-test' "$dir/out")" -ge 2 ]
 report $? "a dead link is found: $(grep -c '^dead' "$dir/out")"
 
-# ---- in Chromium ----------------------------------------------------------------------------------------------------
+# ---- in Chromium ---------------------------------------------------------------------------------
 
 chromium=$(command -v chromium || command -v chromium-browser || command -v google-chrome)
 [ -n "$chromium" ] || { echo 'skip the deep links: no Chromium'; finish; }
@@ -77,7 +80,8 @@ site=$dir/site/doc
 </script>
 EOF
 } >"$site/driven.html"
-timeout 200 "$chromium" --headless --no-sandbox --disable-gpu --user-data-dir="$dir/profile" --dump-dom \
+timeout 200 "$chromium" --headless --no-sandbox --disable-gpu --user-data-dir="$dir/profile" \
+    --dump-dom \
     "file://$site/driven.html" 2>"$dir/browser" | sed -n '/<pre id="result">/,/^end$/p' |
     sed 's/&lt;/</g; s/&gt;/>/g; s/&amp;/\&/g' >"$dir/said"
 [ "$(tail -n 1 "$dir/said")" = end ]

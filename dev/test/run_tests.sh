@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# run_tests.sh cpu|cuda [PATTERN]: runs every test program that `make test` has built, prints one line for each with
-# its time when it ends, shows what failed, and sums up: the slowest, then the counts. With a pattern, only those whose
-# title contains it. The whole output of each is kept in build/test-logs. On a CPU one more runs at a time than there are
-# cores, as many of them mostly start programs and wait (run_kill.sh works in 29 of its 79 seconds); on a GPU one does.
-# run_tests.sh --plan cpu|cuda [PATTERN]: prints what these programs need, as targets of make. This is all that `make
-# test` builds.
+# run_tests.sh cpu|cuda [PATTERN]: runs every test program that `make test` has built, prints one
+# line for each with its time when it ends, shows what failed, and sums up: the slowest, then the
+# counts. With a pattern, only those whose title contains it. The whole output of each is kept in
+# build/test-logs. On a CPU one more runs at a time than there are cores, as many of them mostly
+# start programs and wait (run_kill.sh works in 29 of its 79 seconds); on a GPU one does.
+# run_tests.sh --plan cpu|cuda [PATTERN]: prints what these programs need, as targets of make. This
+# is all that `make test` builds.
 set -u
 cd "$(dirname "$0")/../.."
 
@@ -28,16 +29,16 @@ if [ -z "$plan" ]; then
     export MPIRUN=$launch
 fi
 
-# one TITLE SECONDS COMMAND...: runs one program, which ends with a line `N passed, N failed`, and leaves a report:
-# these numbers, then what is to be shown. The exit code counts as well: a program that reports no failure and then
-# crashes has failed. COMMAND may begin with NAME=value words.
+# one TITLE SECONDS COMMAND...: runs one program, which ends with a line `N passed, N failed`, and
+# leaves a report: these numbers, then what is to be shown. The exit code counts as well: a program
+# that reports no failure and then crashes has failed. COMMAND may begin with NAME=value words.
 one() {
     local title=$1 limit=$2 name log begin child code tenths last ok=0 bad=1 why=
     shift 2
     name="$logs/${title//[^A-Za-z0-9_.-]/_}"
     log=$name.log
-    # Temporary files in a folder of its own: Open MPI's jobs have a common one there, and one that ends may remove it
-    # while another one starts, which then fails.
+    # Temporary files in a folder of its own: Open MPI's jobs have a common one there, and one that
+    # ends may remove it while another one starts, which then fails.
     TMPDIR=$(mktemp -d) && chmod 1777 "$TMPDIR" && export TMPDIR
     begin=$(date +%s%N)
     timeout --kill-after=5 "$limit" env "$@" </dev/null >"$log" 2>&1 &
@@ -62,9 +63,11 @@ one() {
     [ $((ok + bad)) -eq 0 ] && why=$(grep -am1 '^skip ' "$log")
     {
         echo "$ok $bad $tenths $title"
-        printf '%-52s %-24s %4d.%d s  %s\n' "$title" "$last" $((tenths / 10)) $((tenths % 10)) "$why"
+        printf '%-52s %-24s %4d.%d s  %s\n' "$title" "$last" $((tenths / 10)) $((tenths % 10)) \
+            "$why"
         if [ "$bad" -ne 0 ]; then
-            grep -a -A 30 '^FAIL' "$log" | grep -av '^ok ' | head -n 60  # with the output that a shell test shows
+            # With the output that a shell test shows
+            grep -a -A 30 '^FAIL' "$log" | grep -av '^ok ' | head -n 60
             [ -n "$why" ] && tail -n 15 "$log" | sed 's/^/  | /'
             echo "  the whole output is in $log"
         fi
@@ -86,7 +89,8 @@ reap() {
     done
 }
 
-# run TITLE SECONDS COMMAND...: as soon as there is room for it. `also` names what it needs besides its program.
+# run TITLE SECONDS COMMAND...: as soon as there is room for it. `also` names what it needs besides
+# its program.
 run() {
     [[ $1 == *"$pattern"* ]] || return 0
     if [ -n "$plan" ]; then
@@ -100,7 +104,8 @@ run() {
     one "$@" &
 }
 
-# Names of the sources under a folder, without what follows the first dot; nothing if there are none.
+# Names of the sources under a folder, without what follows the first dot; nothing if there are
+# none.
 programs() {
     local source
     for source in "$@"; do
@@ -108,7 +113,8 @@ programs() {
     done
 }
 
-# needs SCRIPT: the programs that a script starts, which it names itself: `# needs: fp32/train_gpt_3d tools/loss`.
+# needs SCRIPT: the programs that a script starts, which it names itself: `# needs:
+# fp32/train_gpt_3d tools/loss`.
 needs() {
     local word
     for word in $(sed -n 's/^# needs: //p' "$1"); do
@@ -124,10 +130,12 @@ needs() {
 has_script() { [[ $1 == dev/test/* ]] && grep -q "^# needs:.*/$1\b" dev/test/run_*.sh; }
 
 sources=(dev/test/test_*.c dev/test/test_mma.cu)
-[ "$device" = cpu ] && sources=(dev/test/test_*.cu)  # those of the stand-ins, too; plain C runs sanitized, below
+# Those of the stand-ins, too; plain C runs sanitized, below
+[ "$device" = cpu ] && sources=(dev/test/test_*.cu)
 parallel=dev/test/test_parallel llama=dev/test/test_llama  # are given the trainers, like test_gpt
 runs_trainers() { [ "$1" = "$parallel" ] || [ "$1" = "$llama" ]; }
-trainers() { for name in $(programs train_gpt*.cu dev/lessons/*.cu); do echo "$1/${name##*/}"; done; }
+trainers() { for name in $(programs train_gpt*.cu dev/lessons/*.cu); do echo "$1/${name##*/}"; \
+    done; }
 
 for name in $(programs "${sources[@]}"); do
     has_script "$name" || runs_trainers "$name" || run "$name" 300 "$fp32/$name"
@@ -141,42 +149,50 @@ for folder in "$fp32" "$bf16"; do
     also=$folder/train_llama run "test_llama $precision" 600 "$folder/$llama" "$folder"
 done
 script() { also=$(needs "$1") run "$1" 600 "$1" "$fp32"; }
-# The first measures how long a page draws, so it runs at the end, beside scripts that mostly have one thread.
+# The first measures how long a page draws, so it runs at the end, beside scripts that mostly have
+# one thread.
 last=(dev/test/run_explorer.sh dev/test/run_ptx.sh dev/test/run_asm.sh)
 for name in dev/test/run_*.sh; do
     [[ " dev/test/run_tests.sh ${last[*]} " == *" $name "* ]] || script "$name"
 done
 if [ "$device" = cpu ]; then
-    # Libraries keep memory to the end (oneDNN its kernels), so leaks are looked for in the plain C programs
-    # only.
+    # Libraries keep memory to the end (oneDNN its kernels), so leaks are looked for in the plain C
+    # programs only.
     for name in $(programs dev/test/test_*.c); do
         has_script "$name" || runs_trainers "$name" || run "$name sanitized" 600 "$asan/$name"
     done
     for name in $(programs dev/test/test_*.cu dev/cuda/*.cu); do
         has_script "$name" || run "$name sanitized" 600 ASAN_OPTIONS=detect_leaks=0 "$asan/$name"
     done
-    # Rows, lanes and threads as a GPU has them: other code of the same kernels, and in another order.
+    # Rows, lanes and threads as a GPU has them: other code of the same kernels, and in another
+    # order.
     for name in attention layernorm classifier encoder moe global_norm; do
         run "$name, shapes of a GPU" 600 CPU_THREAD_ORDER=random:1 "$fp32-shapes/dev/cuda/$name"
     done
-    for name in layernorm moe; do run "$name bf16, shapes of a GPU" 600 "$bf16-shapes/dev/cuda/$name"; done
-    also="$fp32/test_gpt $fp32-shapes/train_gpt" run "test_gpt, shapes of a GPU" 600 "$fp32/test_gpt" "$fp32-shapes" shapes
+    for name in layernorm moe; do run "$name bf16, shapes of a GPU" 600 \
+        "$bf16-shapes/dev/cuda/$name"; done
+    also="$fp32/test_gpt $fp32-shapes/train_gpt" run "test_gpt, shapes of a GPU" 600 \
+        "$fp32/test_gpt" "$fp32-shapes" shapes
     # Only where a floatX is no float can a wrapper be seen to count one as the other.
     run 'dev/test/test_work bf16' 300 "$bf16/dev/test/test_work"
     # With hostile input a trainer might read past a buffer, and 8 ranks use all of its buffers.
     also=$asan/train_gpt_3d \
-        run "test_gpt refusals sanitized" 1200 ASAN_OPTIONS=detect_leaks=0 "$asan/test_gpt" "$asan" refusals
+        run "test_gpt refusals sanitized" 1200 ASAN_OPTIONS=detect_leaks=0 "$asan/test_gpt" \
+            "$asan" refusals
     also=$asan/train_gpt_3d \
-        run "test_parallel replicas sanitized" 1200 ASAN_OPTIONS=detect_leaks=0 "$asan/$parallel" "$asan" replicas
+        run "test_parallel replicas sanitized" 1200 ASAN_OPTIONS=detect_leaks=0 "$asan/$parallel" \
+            "$asan" replicas
     for group in shapes refusals; do
-        also=$asan/train_llama run "test_llama $group sanitized" 600 ASAN_OPTIONS=detect_leaks=0 "$asan/$llama" "$asan" \
+        also=$asan/train_llama run "test_llama $group sanitized" 600 ASAN_OPTIONS=detect_leaks=0 \
+            "$asan/$llama" "$asan" \
             "$group"
     done
 fi
 for name in $(programs dev/cuda/*.cu); do
     run "$name fp32" 300 "$fp32/$name"
     run "$name bf16" 300 "$bf16/$name"
-    [ "$device" = cpu ] && run "$name fp32, random thread order" 300 CPU_THREAD_ORDER=random:1 "$fp32/$name"
+    [ "$device" = cpu ] && run "$name fp32, random thread order" 300 CPU_THREAD_ORDER=random:1 \
+        "$fp32/$name"
 done
 while [ -z "$plan" ] && [ -n "$(jobs -rp)" ]; do reap; done
 lanes=$((lanes < 2 ? lanes : 2))

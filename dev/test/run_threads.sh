@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# run_threads.sh [BUILD]: a short training has the same bits with 1, 2 and 3 threads, in both precisions: every loss and
-# norm that the log has, every weight and every moment. Products are cut into tiles, and kernels into blocks, by their
-# sizes alone. Ends with `N passed, N failed`.
+# run_threads.sh [BUILD]: a short training has the same bits with 1, 2 and 3 threads, in both
+# precisions: every loss and norm that the log has, every weight and every moment. Products are cut
+# into tiles, and kernels into blocks, by their sizes alone. Ends with `N passed, N failed`.
 # needs: fp32/train_gpt bf16/train_gpt
 . "$(dirname "$0")/report.sh"
 cpu_only 'a GPU has the threads that a launch names'
@@ -10,9 +10,12 @@ shown=$dir/output
 # Widths that tiles and vectors do not divide, and enough rows that every product has several tiles.
 train() {  # train PRECISION THREADS
     local out=$dir/$1-$2
-    OMP_NUM_THREADS=$2 "${build/fp32/$1}/train_gpt" --train-data dev/test/golden/train.bin --layers 2 --heads 3 \
-        --channels 120 --vocab 257 --seq 60 --micro-batch 5 --steps 4 --val-every 0 --out "$out" --log "$out.jsonl" \
-        >"$dir/output" 2>&1 && sed -i 's/,"ms":.*//' "$out.jsonl" && [ "$(grep -c '"loss"' "$out.jsonl")" = 4 ]
+    OMP_NUM_THREADS=$2 "${build/fp32/$1}/train_gpt" --train-data dev/test/golden/train.bin \
+        --layers 2 --heads 3 \
+        --channels 120 --vocab 257 --seq 60 --micro-batch 5 --steps 4 --val-every 0 --out "$out" \
+            --log "$out.jsonl" \
+        >"$dir/output" 2>&1 && sed -i 's/,"ms":.*//' "$out.jsonl" &&
+            [ "$(grep -c '"loss"' "$out.jsonl")" = 4 ]
 }
 equal() {  # equal PRECISION THREADS: as with one thread
     cmp "$dir/$1-1.jsonl" "$dir/$1-$2.jsonl" &&
@@ -31,7 +34,8 @@ done
 
 # A tensor of more than 65536 elements gets its first weights from all threads.
 first() {  # first PRECISION THREADS
-    OMP_NUM_THREADS=$2 "${build/fp32/$1}/train_gpt" --train-data dev/test/golden/train.bin --layers 1 --heads 2 \
+    OMP_NUM_THREADS=$2 "${build/fp32/$1}/train_gpt" --train-data dev/test/golden/train.bin \
+        --layers 1 --heads 2 \
         --channels 150 --vocab 500 --seq 8 --steps 0 --out "$dir/first-$1-$2" >"$dir/output" 2>&1
 }
 for precision in fp32 bf16; do

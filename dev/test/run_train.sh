@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# run_train.sh [BUILD]: `make train` as a newcomer runs it, but into a folder of its own. It must end with 0, learn what
-# 500 steps of a sound trainer learn, and leave every file that it announces. Ends with `N passed, N failed`.
+# run_train.sh [BUILD]: `make train` as a newcomer runs it, but into a folder of its own. It must
+# end with 0, learn what 500 steps of a sound trainer learn, and leave every file that it announces.
+# Ends with `N passed, N failed`.
 # needs: fp32/train_gpt_3d tools/byte_corpus tools/timeline tools/profile tools/loss
 . "$(dirname "$0")/report.sh"
 need_gpus 8
@@ -19,15 +20,16 @@ within() { awk -v x="$1" -v lo="$2" -v hi="$3" 'BEGIN { exit !(x != "" && x > lo
 first=$(value 0) last=$(value 500)
 within "$first" 5.4 5.7
 report $? "validation loss before the first step ${first:-not printed}; a model that knows nothing has ln 257 = 5.549"
-# The text is this repository's, and with it the outcome of 500 steps changes: 2.04 to 2.31 have been seen, and 2.5
-# after 300 steps. A table of pairs of bytes has 2.74.
+# The text is this repository's, and with it the outcome of 500 steps changes: 2.04 to 2.31 have
+# been seen, and 2.5 after 300 steps. A table of pairs of bytes has 2.74.
 within "$last" 1.7 2.4
 report $? "validation loss after 500 steps ${last:-not printed}, between 1.7 and 2.4"
 steps=$(grep -c '"loss":' "$dir/log.jsonl" 2>/dev/null)
 [ "$steps" = 500 ]
 report $? "the log has ${steps:-no} of 500 steps"
 
-# Everything that is announced is there: the words with the folder's name in four lines before the last three.
+# Everything that is announced is there: the words with the folder's name in four lines before the
+# last three.
 announced=$(tail -n 7 "$dir/output" | head -n 4 | grep -o "$dir/[^ ,]*")
 [ "$(wc -l <<<"$announced")" = 7 ]
 report $? "seven files are announced: ${announced//$'\n'/ }"
