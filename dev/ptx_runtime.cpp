@@ -151,17 +151,8 @@ extern "C" cudaError_t cudaGetDeviceProperties(cudaDeviceProp *prop, int) {
 // An A100: the interpreter knows no instruction of sm_90a, and so the kernels of
 // llmc/kernels/wgmma.cuh are not chosen.
 extern "C" cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr name, int) {
-    if (name == cudaDevAttrComputeCapabilityMajor) return *value = 8, cudaSuccess;
-    return name == cudaDevAttrMultiProcessorCount ? (*value = 108, cudaSuccess)
-                                                  : cudaErrorInvalidValue;
-}
-extern "C" cudaError_t cudaFuncSetAttribute(const void *, cudaFuncAttribute, int) {
-    return cudaErrorInvalidValue;
-}
-extern "C" cudaError_t cudaGetDriverEntryPointByVersion(const char *, void **function, unsigned,
-                                                        unsigned long long,
-                                                        cudaDriverEntryPointQueryResult *) {
-    return *function = NULL, cudaErrorInvalidValue;
+    return name == cudaDevAttrComputeCapabilityMajor ? (*value = 8, cudaSuccess)
+                                                     : cudaErrorNotSupported;
 }
 extern "C" cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
     return *available = *total = ARENA, cudaSuccess;
@@ -184,7 +175,9 @@ NONE(cudaError_t, cudaEventElapsedTime, float *, cudaEvent_t, cudaEvent_t)
     extern "C" cudaError_t name(__VA_ARGS__) { return cudaErrorNotSupported; }
 UNKNOWN(cudaFuncGetAttributes, cudaFuncAttributes *, const void *)
 UNKNOWN(cudaOccupancyMaxActiveBlocksPerMultiprocessor, int *, const void *, int, size_t)
-UNKNOWN(cudaDeviceGetAttribute, int *, cudaDeviceAttr, int)
+UNKNOWN(cudaFuncSetAttribute, const void *, cudaFuncAttribute, int)
+UNKNOWN(cudaGetDriverEntryPointByVersion, const char *, void **, unsigned, unsigned long long,
+        cudaDriverEntryPointQueryResult *)
 
 // Products of matrices are the library's: a program that multiplies is refused.
 #define REFUSE(name, ...) \
