@@ -135,6 +135,7 @@ async function showWhatIf(r) {
     const names = ["change", "fullest stage", "sent a rank", "step"];
     table.replaceChildren(tableRow("th", names, [], "col"));
     $("whatifdone").textContent = "working...";
+    delete $("curves").dataset.done;  // they are of another layout
     showHints(r.values, {});
     for (const [name, change] of changesOf(r.values)) {
         const values = {...r.values, ...change};

@@ -117,8 +117,8 @@ function circle(r) {
 }
 
 function showSchedule() {
-    const r = shown, kinds = [["forward", "F forward"],
-                              ["backward", "B backward, " + (r.split ? "input half" : "both halves")]];
+    const r = shown, half = r.split ? "input half" : "both halves";
+    const kinds = [["forward", "F forward"], ["backward", "B backward, " + half]];
     if (r.split || (pinned && pinned.split)) kinds.push(["weight", "W backward, weight half"]);
     const entries = kinds.map(([name, text]) => [COLORS[name][0], text, "mark-" + name]);
     if (r.v > 1) entries.push([COLORS.forward[1], "lighter: higher chunks"]);
@@ -335,9 +335,9 @@ function labelsOf(r, scale, height) {
         if (kind < 3) least[kind] = Math.min(least[kind], wide);
     }
     return least.map((wide, kind) => {
-        const sizeOf = count => Math.min(13, height - 3, (wide - 2) / (0.57 * count));
-        const long = sizeOf(digits + 1), size = long >= 9 ? long : sizeOf(digits);
-        return {letter: long >= 9 ? "FBW"[kind] : "", size: size >= 7 ? size : 0};
+        const long = Math.min(13, height - 3, (wide - 4) / (0.64 * (digits + 1)));
+        const size = long >= 8 ? long : Math.min(13, height - 3, (wide - 2) / (0.57 * digits));
+        return {letter: long >= 8 ? "FBW"[kind] : "", size: size >= 7 ? size : 0};
     });
 }
 

@@ -273,6 +273,7 @@ async function openTour(step, answer) {
     $("tourtitle").textContent = (mine < TOUR.length ? `${mine + 1} of ${TOUR.length}: ` : "") +
                                  now.title;
     $("tourend").hidden = mine < TOUR.length;
+    $("question").hidden = mine === TOUR.length;
     for (const id of ["set", "asked", "told", "guesses"]) $(id).replaceChildren();
     if (mine < TOUR.length) $("asked").append(...withTips(now.ask));
     $("guesses").replaceChildren(...(now.answers || []).map(text => {

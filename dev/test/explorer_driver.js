@@ -462,7 +462,7 @@ const frame = document.createElement("iframe");
         await tried("labels-are-alike", async () => {
             await at("#schedules?m=32");
             const scale = (1248 - 118) / shown.makespan, [f, b] = labelsOf(shown, scale, 35);
-            return f.letter === "" && f.size >= 7 && b.letter === "B" && b.size >= 9;
+            return f.letter === "" && f.size >= 7 && b.letter === "B" && b.size >= 8;
         });
         await tried("a-hang-is-told", async () => {
             await at("#schedules?one=1");

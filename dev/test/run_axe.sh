@@ -38,6 +38,7 @@ chromium=$(command -v chromium || command -v chromium-browser || command -v goog
         ["#layout?model=llama-3.1-8b", async () => { await laidOut(); await search(); $("samebox").open = true; }],
         ["#collectives"], ["#collectives?op=zigzag+attention&round=1"],
         ["#tour"], ["#tour?step=6", async () => { $("guesses").children[0].click(); await pause(300); stop(); }],
+        ["#tour?step=11"], ["#tour?step=7&guess=2"],
         ["#tour?step=10", async () => { $("guesses").children[1].click(); await laidOut(); }],
     ];
     const name = `${darkTheme.matches ? "dark" : "light"}, ${innerWidth} pixels: `;
