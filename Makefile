@@ -329,7 +329,7 @@ run-train: export TRACE := $(PICTURED)
 run-train: export RESUME := $(RESUME)
 run-train:
 	@mkdir -p $(OUT)
-	@dev/train.sh \
+	@exec dev/train.sh \
 	    $(LAUNCHER) $(call program,$(MAIN)) $(TRAIN_FLAGS) $(LAYOUT) $(if $(RESUME),--resume auto) \
 	    $(if $(filter cpu,$(DEVICE)),then $(LAUNCHER) $(call program,$(MAIN)) $(VIRTUAL_FLAGS) $(LAYOUT))
 

@@ -7,9 +7,9 @@
 need_gpus 8
 shown="$dir/output"
 
-# A newcomer has none of dev/launch.sh's settings.
+# A newcomer has none of dev/launch.sh's settings, and no SIGINT that is ignored, as a background job of a script has it.
 newcomer() {
-    env -u OMP_NUM_THREADS -u OMPI_MCA_pml -u OMPI_MCA_btl -u HWLOC_COMPONENTS -u HWLOC_PLUGINS_PATH \
+    env --default-signal=INT -u OMP_NUM_THREADS -u OMPI_MCA_pml -u OMPI_MCA_btl -u HWLOC_COMPONENTS -u HWLOC_PLUGINS_PATH \
         make train DEVICE="$device" OUT="$dir" "$@"
 }
 
