@@ -311,7 +311,7 @@ LAUNCHER = $(if $(filter 1,$(RANKS)),,OMP_NUM_THREADS=$(THREADS) $(MPIRUN) $(GRA
 OUT ?= build/out
 TRAIN_FLAGS := --train-data build/corpus/train.bin --val-data build/corpus/val.bin --shuffle 1 \
                --layers 4 --heads 4 --channels 128 --seq 64 --micro-batch 4 --global-batch 16 \
-               --steps 500 --lr 2e-3 --warmup 30 --val-every 100 --sample-every 100 --sample-tokens 60 --prompt "The " \
+               --steps 500 --lr 2e-3 --warmup 30 --val-every 100 --sample-every 100 --sample-tokens 60 --prompt "static inline " \
                --out $(OUT) --log $(OUT)/log.jsonl --trace $(OUT)/trace.json
 # The pictures are of a few steps on the virtual clock, where each rank has a device of its own; GPUs have a real one.
 PICTURED := $(OUT)/$(if $(filter cpu,$(DEVICE)),virtual,trace).json
@@ -329,7 +329,7 @@ run-train: export TRACE := $(PICTURED)
 run-train: export RESUME := $(RESUME)
 run-train:
 	@mkdir -p $(OUT)
-	@dev/train.sh \
+	@exec dev/train.sh \
 	    $(LAUNCHER) $(call program,$(MAIN)) $(TRAIN_FLAGS) $(LAYOUT) $(if $(RESUME),--resume auto) \
 	    $(if $(filter cpu,$(DEVICE)),then $(LAUNCHER) $(call program,$(MAIN)) $(VIRTUAL_FLAGS) $(LAYOUT))
 

@@ -6,13 +6,23 @@
 set -u
 case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac
 
-# Sets checkpoint, its step, and `steps` of its whole run, of the newest one in $OUT. False if that
-# run is over.
+# value KEY FILE: a number of a trainer.json.
+value() { sed -n "s/^  \"$1\": \([0-9]*\),*\$/\1/p" "$2"; }
+
+# Sets checkpoint, the one in $OUT that was saved last, and its step; empty if there is none. False
+# if its run is over.
 unfinished() {
-    checkpoint=$(find "$OUT" -maxdepth 1 -name 'step-*' | sort | tail -n 1)
-    step=$(sed -n 's/^  "step": \([0-9]*\),*$/\1/p' "$checkpoint/trainer.json" 2>/dev/null)
-    steps=$(sed -n 's/^  "steps": \([0-9]*\),*$/\1/p' "$checkpoint/trainer.json" 2>/dev/null)
-    [ "${step:-0}" -lt "${steps:-0}" ]
+    local file saved last=-1
+    checkpoint='' step=''
+    for file in "$OUT"/step-*/trainer.json; do
+        [ -f "$file" ] || continue
+        saved=$(value save "$file")
+        [ "${saved:-0}" -gt "$last" ] || continue
+        last=${saved:-0}
+        checkpoint=${file%/*}
+        step=$(value step "$file")
+    done
+    [ -n "$checkpoint" ] && [ "$step" -lt "$(value steps "$checkpoint/trainer.json")" ]
 }
 
 # Prints a command as it can be pasted, in lines of at most 100 columns.
@@ -47,7 +57,7 @@ story() {
     [ "$t" = 1 ] || said+=" each matrix was cut into $t (tensor),"
     [ "$p" = 1 ] || said+=" the layers into $p stages (pipeline),"
     [ "$d" = 1 ] || said+=" the batch into $d shares (data),"
-    echo "${said%,}."
+    fold -s -w 80 <<<"${said%,}."
 }
 
 # The row of the mean over the ranks, in two lines.
@@ -94,13 +104,22 @@ build/tools/profile --out "$OUT/profile.svg" "$TRACE" >"$OUT/profile.txt"
 echo
 build/tools/loss --text --out "$OUT/loss.svg" "$OUT/log.jsonl"
 echo
-look=("$DIR/train_gpt" --init "$checkpoint" --steps 0 --sample-every 1 --prompt "The ")
+look=("$DIR/train_gpt" --init "$checkpoint" --steps 0 --sample-every 1)
 parameters=$("${look[@]}" --dry-run | sed -n 's/.*: \([0-9]*\) parameters$/\1/p')
 story
 times
-echo "It predicts one byte after another, and writes:"
-"${look[@]}" | sed -n '/^sample: /,$p'
+echo "It learns byte by byte, has read half a megabyte, and writes words that nearly exist:"
+for prompt in 'static inline ' 'The tensor ' 'int '; do
+    "${look[@]}" --sample-tokens 76 --prompt "$prompt" | sed -n '/^sample: /,$p' |
+        sed 's/^sample: //' | tr -s ' \n' ' ' | sed 's/^/    /'
+    echo
+done
+echo
 echo "checkpoint   $checkpoint"
 echo "log          $OUT/log.jsonl    loss curve $OUT/loss.svg"
 echo "trace        $OUT/trace.json   timeline   $OUT/timeline.svg"
 echo "profile      $OUT/profile.txt   drawn in   $OUT/profile.svg"
+echo "next: ${look[*]} --seed 2 --prompt 'int main(': let it write more"
+echo "next: doc/explorer.html#tour in a browser: ten questions about what you have just run"
+echo "next: README.md#the-course, and make lessons: what each trainer adds"
+echo "next: make train LAYOUT='--tensor 4 --pipeline 2': another layout; the losses differ by rounding alone"
