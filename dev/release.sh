@@ -28,8 +28,9 @@ python3 "$folder/$name/dev/site.py" "$folder/site"
 mv "$folder/site" "$folder/$name/site"
 mkdir -p build/release
 archive=build/release/$name.tar.gz
-tar -c -C "$folder" --sort=name --owner=0 --group=0 --numeric-owner \
-    --mtime="@$(git log -1 --format=%ct "$commit")" "$name" |
+date=@$(git log -1 --format=%ct "$commit")
+tar -c -C "$folder" --sort=name --owner=0 --group=0 --numeric-owner --mtime="$date" "$name" |
     gzip -n >"$archive.tmp"
 mv "$archive.tmp" "$archive"
-echo "$archive: $(du -h "$archive" | cut -f 1), of $(git rev-parse --short "$commit"); the site begins at $name/site/index.html"
+echo "$archive: $(du -h "$archive" | cut -f 1), of $(git rev-parse --short "$commit")"
+echo "its site begins at $name/site/index.html"

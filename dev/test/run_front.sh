@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # run_front.sh: the repository's front: workflows, issue forms, the dev container and the citation
-# are well-formed and name commands that exist; the changes begin with the citation's version; `make
-# release` makes an archive with the site and the explorer inside. Ends with `N passed, N failed`.
+# are well-formed and name commands that exist; the changes begin with the citation's version;
+# `make release` makes an archive with the site and the explorer. Ends with `N passed, N failed`.
 . "$(dirname "$0")/report.sh"
 cpu_only 'the files are the same'
 
@@ -22,7 +22,9 @@ for path in sys.argv[1:]:
         need(path, it, ["name", True, "jobs", "permissions"])  # YAML 1.1 reads `on` as true
         for name, job in it["jobs"].items():
             need(f"{path}, {name}", job, ["runs-on", "steps"])
-            problems += [f"{path}, {name}: a step of nothing" for step in job["steps"] if not ("run" in step) ^ ("uses" in step)]
+            for step in job["steps"]:
+                if ("run" in step) == ("uses" in step):
+                    problems.append(f"{path}, {name}: a step of nothing")
     elif "ISSUE_TEMPLATE" in path and not path.endswith("config.yml"):
         need(path, it, ["name", "description", "body"])
         ids = [field.get("id") for field in it["body"] if field["type"] != "markdown"]
@@ -65,8 +67,8 @@ planned=$(dev/test/run_tests.sh --plan cpu "$pattern" | sort -u | wc -l)
 [ -n "$pattern" ] && [ "$planned" -ge 20 ]
 report $? "the quick tests, ONLY=$pattern, are $planned programs"
 missing=
-for file in $(grep -oE '\b(dev|doc|llmc)/[A-Za-z0-9_/.-]*[a-z]' .github/CONTRIBUTING.md \
-    CITATION.cff CHANGELOG.md -h | sort -u); do
+named='\b(dev|doc|llmc)/[A-Za-z0-9_/.-]*[a-z]'
+for file in $(grep -hoE "$named" .github/CONTRIBUTING.md CITATION.cff CHANGELOG.md | sort -u); do
     [ -e "$file" ] || case $file in
         */NAME* | */train_NAME*) ;;
         *) missing+=" $file" ;;

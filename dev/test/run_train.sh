@@ -46,7 +46,7 @@ shown="$dir/output"
 newcomer RESUME=1 >"$dir/output" 2>&1
 code=$?
 report $code "make train RESUME=1 ends with exit code $code"
-[ "$(sed -n 's/^step *\([0-9]*\)\/500 | loss.*/\1/p' "$dir/output" | head -n 1)" = $((done + 1)) ]
+[ "$(sed -n 's/^step *\([0-9]*\)\/500 | loss.*/\1/p' "$dir/output" | head -n 1)" = $((stopped + 1)) ]
 report $? "it goes on after step $stopped"
 
 # value STEP: the validation loss that was printed after this step.

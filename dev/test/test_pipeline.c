@@ -73,10 +73,10 @@ static const char *const PROPERTY[PROPERTIES] = {
     "2 m (p v - 1) messages",
     "streams with rendezvous messages come to the right end",
     "streams and the walk give every step the same times",
-    "the bubble is the formula's: (p-1)/(v m); zb-h1 from m = p on (p-1)(T_F+T_B-T_W) / (m "
-    "(T_F+T_B+T_W)); with "
-    "zb-auto, equal times, 2p in flight and m from 2p on no stage idles in its own span; none "
-    "beats (p-1) T_F",
+    ("the bubble is the formula's: (p-1)/(v m); zb-h1 from m = p on (p-1)(T_F+T_B-T_W) / (m "
+     "(T_F+T_B+T_W)); with "
+     "zb-auto, equal times, 2p in flight and m from 2p on no stage idles in its own span; none "
+     "beats (p-1) T_F"),
     "the bubble is never larger than that of 1f1b",
     "two buffers lose no time against unlimited ones",
     "random orders of streams end alike",
