@@ -1,12 +1,12 @@
 // train_gpt.cu: trains GPT-2 on one GPU, or on none. The first of four trainers, each the
-// one before plus one idea.
+// one before plus one idea. Read layer_forward first, then loss_and_gradient and main;
+// llmc/reference_layers.h has the same layer in plain loops, and in double.
 //
 // Letters: B micro-batch (sequences), T sequence length, N = B*T tokens, C channels,
 // L layers, NH heads, V vocabulary, Vp the same padded to 128. A shape stands behind every
 // pointer. Weights are [in, out]: w[QKVW] is one of a layer, dw[QKVW] its gradient
 // (llmc/model.h).
-//
-// The next trainer shares each layer among ranks, and needs letters for what a rank has of
+//  The next trainer shares each layer among ranks, and needs letters for a rank's part of
 // it. A rank alone has everything: Nl = N rows of the residual stream (sp = 1 rank shares
 // them), A = C channels in NHl = NH heads, F = 4C hidden units, and Vl = Vp tokens of the
 // vocabulary, from V0 = 0 on.
@@ -23,7 +23,7 @@
 // ----------------------------------------------------------------------------------------
 // The model and its memory
 
-// What the forward pass of a layer keeps for its backward pass.
+// The forward pass of a layer keeps these for its backward pass.
 struct LayerActs {
     Layernorm ln1;      // (Nl, C)      with mean and rstd of each row
     floatX *qkv;        // (N, 3A)      queries, keys and values side by side
@@ -35,7 +35,7 @@ struct LayerActs {
     floatX *fch_gelu;   // (N, F)       and behind it
 };
 
-// What a micro-batch keeps from its forward to its backward pass.
+// A micro-batch keeps these from its forward to its backward pass.
 struct Acts {
     LayerActs *layers;  // [L]
     floatX **residual;  // [L + 1] of (Nl, C): the input of each layer, and that of ln_f
@@ -60,8 +60,8 @@ struct GPT : Trainer {
     float *scratch;     // partial sums over rows, for gradients of biases and layernorms
 };
 
-// Takes memory for the activations of one micro-batch. What backward computes again lives
-// only while one layer is at work, so all layers can share the buffers of the first.
+// Takes memory for the activations of one micro-batch. Recomputed activations live only
+// while one layer is at work, so all layers can share the buffers of the first.
 static void layout_acts(GPT *m, Arena *arena, Acts *acts) {
     size_t N = m->B * m->T, Nl = N / m->sp;
     size_t C = m->config.C, A = m->A, F = m->F;
@@ -97,7 +97,7 @@ static void layout_acts(GPT *m, Arena *arena, Acts *acts) {
 }
 
 // Takes memory for every buffer: called once to count bytes, and once to set pointers, so
-// that what --dry-run prints is what training takes.
+// that --dry-run prints the bytes that training takes.
 static void layout(GPT *m) {
     size_t N = m->B * m->T, Nl = N / m->sp;
     size_t C = m->config.C, A = m->A, F = m->F;
@@ -134,7 +134,7 @@ static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const flo
     Matmul *mm = &m->matmul;
     cudaStream_t s = m->stream;
 
-    // attention: the query of a token meets the keys of those before it, and takes more of
+    // attention: a token's query meets the keys of all tokens before it, and takes more of
     // the values whose keys are like it
     layernorm_forward(a->ln1, x, w[LN1W], w[LN1B], Nl, C, s);
     matmul_forward(mm, a->qkv, a->ln1.out, w[QKVW], w[QKVB], N, C, 3 * A);
@@ -171,7 +171,8 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
     Matmul *mm = &m->matmul;
     cudaStream_t s = m->stream;
 
-    // What forward did not keep is made again.
+    // Backward first makes the buffers that forward did not keep: those of the
+    // whole layer from its input, or GELU's output from the hidden units.
     if (m->opt.recompute == RECOMPUTE_LAYER)
         layer_forward(m, l, a, NULL, x, B, T);
     if (m->opt.recompute == RECOMPUTE_GELU)
@@ -202,8 +203,7 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
     matmul_backward_weight(mm, dw[QKVW], a->ln1.out, m->dqkv, N, C, 3 * A, add);
     bias_backward(dw[QKVB], m->dqkv, scratch, N, 3 * A, add, s);
 
-    // x has gone past attention, too: dresidual is what the layer before hands to its own
-    // backward pass.
+    // x has gone past attention, too. dresidual is now the gradient of the layer before.
     layernorm_backward(dresidual, dw[LN1W], dw[LN1B], scratch, dresidual, m->dnorm,
                        x, w[LN1W], a->ln1, Nl, C, add, s);
 }
@@ -266,7 +266,7 @@ static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
 }
 
 // dresidual (Nl, C), which loss_and_gradient has left -> gradients of the layers and of the
-// embeddings. wte has two uses: the gradient of this one adds to that of the head.
+// embeddings. wte has two uses: the gradient of the lookup adds to the head's.
 static void backward(GPT *m, Acts *acts, const int *inputs, int micro) {
     size_t B = m->B, T = m->T, Nl = B * T / m->sp;
     size_t C = m->config.C, L = m->config.L;

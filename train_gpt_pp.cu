@@ -30,7 +30,7 @@
 // ----------------------------------------------------------------------------------------
 // The model and its memory
 
-// What the forward pass of a layer keeps for its backward pass.
+// The forward pass of a layer keeps these for its backward pass.
 struct LayerActs {
     Layernorm ln1;      // (Nl, C)      with mean and rstd of each row
     floatX *qkv;        // (N, 3A)      queries, keys and values side by side
@@ -42,7 +42,7 @@ struct LayerActs {
     floatX *fch_gelu;   // (N, F)       and behind it
 };
 
-// What a micro-batch keeps from its forward to its backward pass.
+// A micro-batch keeps these from its forward to its backward pass.
 struct Acts {
     LayerActs *layers;  // [L]
     floatX **residual;  // [L + 1] of (Nl, C): the input of each layer, and that of ln_f
@@ -114,8 +114,8 @@ static void shard(GPT *m) {
     trainer_shard(m, mine);
 }
 
-// Takes memory for the activations of one micro-batch. What backward computes again lives
-// only while one layer is at work, so all layers of all slots share the first one's buffers.
+// Takes memory for the activations of one micro-batch. Recomputed activations live only
+// while one layer is at work, so all layers of all slots share the first one's buffers.
 static void layout_acts(GPT *m, Arena *arena, Acts *acts) {
     size_t N = m->B * m->T, Nl = N / m->sp;
     size_t C = m->config.C, A = m->A, F = m->F;
@@ -152,7 +152,7 @@ static void layout_acts(GPT *m, Arena *arena, Acts *acts) {
 }
 
 // Takes memory for every buffer: called once to count bytes, and once to set pointers, so
-// that what --dry-run prints is what training takes.
+// that --dry-run prints the bytes that training takes.
 static void layout(GPT *m) {
     size_t N = m->B * m->T, Nl = N / m->sp;
     size_t C = m->config.C, A = m->A, F = m->F;
@@ -174,7 +174,8 @@ static void layout(GPT *m) {
     take(arena, m->dattention, N * m->NHl);
     take(arena, m->scratch, reduce_scratch_floats(N, C, F));
 
-    // The sum of all rows is where the partial one was; a rank's rows of it are elsewhere.
+    // The sum of all rows takes the place of the partial one. A rank's rows of it have a
+    // buffer of their own.
     m->reduced = m->proj;
     m->dreduced = m->dnorm;
     if (m->sp > 1) {
@@ -272,14 +273,14 @@ static const floatX *g_forward(GPT *m, floatX *out, const floatX *partial, size_
     return out;
 }
 
-// Returns all N rows of dout, so gradients that are made of it, as those of the biases
-// behind g, need no sum over the ranks.
+// Returns all N rows of dout, so the gradients of the biases behind g need no sum over
+// the ranks.
 static const floatX *g_backward(GPT *m, const floatX *dout) {
     return tensor_gather(m, m->dgathered, dout, m->B * m->T, m->stream);
 }
 
-// Under sequence parallelism a rank's gradients of layernorms are those of its own rows:
-// sums them over the ranks, as far as they lie in elements [lo, hi).
+// Sums the gradients of layernorms over the tensor ranks, as under sequence parallelism
+// each has them of its own rows only, as far as they lie in elements [lo, hi).
 static void reduce_layernorms(GPT *m, size_t lo, size_t hi) {
     if (m->sp == 1) return;
     NCCL_CHECK(ncclGroupStart());
@@ -360,7 +361,7 @@ static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const flo
     Matmul *mm = &m->matmul;
     cudaStream_t s = m->stream;
 
-    // attention: the query of a token meets the keys of those before it, and takes more of
+    // attention: a token's query meets the keys of all tokens before it, and takes more of
     // the values whose keys are like it
     layernorm_forward(a->ln1, x, w[LN1W], w[LN1B], Nl, C, s);
     const floatX *ln1 = f_forward(m, a->ln1.out, N);
@@ -401,7 +402,8 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
     Matmul *mm = &m->matmul;
     cudaStream_t s = m->stream;
 
-    // What forward did not keep is made again.
+    // Backward first makes the buffers that forward did not keep: those of the
+    // whole layer from its input, or GELU's output from the hidden units.
     if (m->opt.recompute == RECOMPUTE_LAYER)
         layer_forward(m, l, a, NULL, x, B, T);
     if (m->opt.recompute == RECOMPUTE_GELU)
@@ -440,8 +442,7 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
     bias_backward(dw[QKVB], m->dqkv, scratch, N, 3 * A, add, s);
     const floatX *dln1 = f_backward_end(m);
 
-    // x has gone past attention, too: dresidual is what the layer before hands to its own
-    // backward pass.
+    // x has gone past attention, too. dresidual is now the gradient of the layer before.
     layernorm_backward(dresidual, dw[LN1W], dw[LN1B], scratch, dresidual, dln1,
                        x, w[LN1W], a->ln1, Nl, C, add, s);
 }
@@ -521,8 +522,8 @@ static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
 }
 
 // One chunk: dresidual (Nl, C), which loss_and_gradient or the next chunk has left ->
-// gradients of its layers and embeddings. wte has two uses: the gradient of this one adds
-// to that of the head.
+// gradients of its layers and embeddings. wte has two uses: the gradient of the lookup
+// adds to the head's.
 static void backward(GPT *m, Acts *acts, const int *inputs, int micro, int chunk) {
     size_t B = m->B, T = m->T, Nl = B * T / m->sp;
     size_t C = m->config.C, L = m->plan.count[chunk], first = m->plan.first[chunk];
@@ -645,7 +646,8 @@ static void connect_links(GPT *m) {
     }
 }
 
-// Makes the communicators, with a stream of its own for what overlaps compute.
+// Makes the communicators, and a stream for the collectives that overlap
+// compute.
 static void connect(GPT *m) {
     m->tensor = job_split_grid(&m->job, &m->grid, 't', "tensor", true);
     m->tensor_stream = stream_create(m, "all-reduce", true);

@@ -47,7 +47,7 @@ size() {
     echo "${value:-1}"
 }
 
-# What the ranks did, as one sentence.
+# The work of the ranks, in one sentence.
 story() {
     local t p d said
     t=$(size tensor) p=$(size pipeline)

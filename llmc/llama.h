@@ -246,26 +246,12 @@ static inline bool llama_read_rope(const cJSON *root, Llama *m, const char *path
 }
 
 // The members of all three that are read, or change nothing.
-static const char *const LLAMA_NAMES_READ[] = {"head_dim",
-                                               "hidden_act",
-                                               "hidden_size",
-                                               "intermediate_size",
-                                               "is_llama_config",
-                                               "layer_types",
-                                               "max_position_embeddings",
-                                               "max_window_layers",
-                                               "norm_eps",
-                                               "num_attention_heads",
-                                               "num_hidden_layers",
-                                               "num_key_value_heads",
-                                               "partial_rotary_factor",
-                                               "rms_norm_eps",
-                                               "rope_parameters",
-                                               "rope_scaling",
-                                               "rope_theta",
-                                               "sliding_window",
-                                               "use_sliding_window",
-                                               NULL};
+static const char *const LLAMA_NAMES_READ[] = {
+    "head_dim", "hidden_act", "hidden_size", "intermediate_size", "is_llama_config",
+    "layer_types", "max_position_embeddings", "max_window_layers", "norm_eps",
+    "num_attention_heads", "num_hidden_layers", "num_key_value_heads",
+    "partial_rotary_factor", "rms_norm_eps", "rope_parameters", "rope_scaling",
+    "rope_theta", "sliding_window", "use_sliding_window", NULL};
 
 // What our kernels do not compute must be off.
 static const char *const LLAMA_VALUES[][2] = {{"attention_bias", "false|null"},
@@ -311,7 +297,7 @@ static inline bool llama_check_windows(const cJSON *root, const GPTConfig *g,
                      none_slides ? "false|true|null" : "false|null", path, err);
 }
 
-// Refuses what our kernels do not compute, and what nobody here knows.
+// Refuses models that our kernels do not compute, and unknown members.
 static inline bool llama_check_variant(const cJSON *root, const GPTConfig *g,
                                        const Llama *m, const char *path, Error *err) {
     const bool nemotron = m->type == NEMOTRON;

@@ -99,7 +99,7 @@ static const LabKernel UPDATE[] = {
 
 // ---- the checks ------------------------------------------------------------------------
 
-// What the formulas take, as the command line has it.
+// The arguments of the formulas, as on the command line.
 typedef struct {
     double lr, beta1, beta2, eps, decay;
 } Flags;

@@ -467,7 +467,7 @@ typedef struct {
     float *out, *dqkv; // [B,T,C], [B,T,3C]
 } Result;
 
-// What they should be, by plain loops.
+// The right results, by plain loops.
 typedef struct {
     double *out, *dqkv;
 } Want;

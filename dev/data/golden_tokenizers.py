@@ -310,7 +310,8 @@ READ = [
     "[\u4e00-\u65e5]+|[a-w-]+?|\\d|[^\\S\\n]",
     r"\p{Lu}\p{Ll}*|(?:ll|[.]{3})+",
 ]
-# What PCRE2 and Oniguruma may read in two ways, or only one of them reads.
+# Patterns that PCRE2 and Oniguruma may read in two ways, or that only one of
+# them reads.
 DIFFER = [
     r"\p{N}{1,3}+|\p{L}+",
     r"(?<=\s)\p{L}+",

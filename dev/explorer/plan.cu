@@ -37,7 +37,7 @@ static inline void trainer_leave(Trainer *) {}
 
 #include "dev/plan/words.h"
 
-// One layout for the page: its sizes, what it needs and what its step takes.
+// One layout for the page: its sizes, its memory and the time of its step.
 typedef struct {
     double t, d, p, v, micro_batch, schedule, max_in_flight, recompute, sequence_parallel, zero,
         shard, order;

@@ -126,7 +126,7 @@ static const char *fuzz_key(size_t number, bool *listed) {
     return "of_nobody";
 }
 
-// What the kind of model is, and what it was read as.
+// The kind of a model, and the struct that it was read into.
 typedef struct {
     GPTConfig g;
     Llama m;
@@ -145,9 +145,9 @@ static void fuzz_same_model(const FuzzModel *a, const FuzzModel *b, bool gpt2) {
                           memcmp(&a->m.KV, &b->m.KV, sizeof a->m - offsetof(Llama, KV)) == 0));
 }
 
-// The first byte takes one of FUZZ_CONFIGS, two more each set a member. What is read comes back
-// from what is written, with the source and without; a member that nobody knows is read only if
-// it is null.
+// The first byte takes one of FUZZ_CONFIGS, two more each set a member. A configuration that
+// was read comes back from the file that was written, with the source and without. An unknown
+// member is read only if it is null.
 static void fuzz_config(const uint8_t *data, size_t size) {
     char path[96];
     Error err;
@@ -236,7 +236,8 @@ static void fuzz_save(const GPTConfig *config, FuzzLayout l, bool bf16, size_t s
     char tmp[PATH_MAX];
     Error err;
     TrainerState state = {.step = step, .bf16 = bf16, .save = checkpoint_next_save(fuzz_out, 0)};
-    char *words[] = {"train_gpt", "--seq", "8", "--global-batch", "8", "--steps", "9"};
+    char *words[] = {
+        "train_gpt", "--seq", "8", "--global-batch", "8", "--steps", "9"};
     fuzz_promise(options_parse(&state.opt, NULL, 7, words, (RankOptions){}, &err));
     Checksums sums = checksums_make(config, bf16);
     fuzz_promise(checkpoint_create(fuzz_out, &fuzz_lock, step, config, bf16, NULL, tmp, &err));

@@ -1,12 +1,11 @@
 // train_context.cu: train_data.cu plus context parallelism: ranks share each sequence.
 // parent: dev/lessons/train_data.cu
-//
-// Each of c neighbours of the d ranks has T/c tokens of a sequence. Only attention mixes
+//  Each of c neighbours of the d ranks has T/c tokens of a sequence. Only attention mixes
 // tokens, in one of two ways. Ulysses (Jacobs et al. 2023): an all-to-all gives each rank
 // all tokens of 1/c of the heads, and another one brings the outputs back. Ring (Liu et al.
-// 2023): keys and values go round, while each rank attends to those at hand and merges the
-// outputs. --recompute rest keeps what attention wrote and computes the rest of a layer
-// again, so that no message travels twice (LightSeq, Li et al. 2023).
+// 2023): keys and values go round, while each rank attends to the ones that it has and
+// merges the outputs. --recompute rest keeps attention's output and computes the rest of a
+// layer again, so that no message travels twice (LightSeq, Li et al. 2023).
 //
 // The d/c groups share the global batch. A bucket of gradients (wte, wpe, each layer,
 // ln_f) is summed over all d ranks by a reduce-scatter. ZeRO-1: each data rank then owns 1/d
@@ -17,8 +16,7 @@
 // L layers, NH heads, V vocabulary, Vp the same padded to 128. A shape stands behind every
 // pointer. Weights are [in, out]: w[QKVW] is one of a layer, dw[QKVW] its gradient
 // (llmc/model.h).
-//
-// The next trainer shares each layer among ranks, and needs letters for what a rank has of
+//  The next trainer shares each layer among ranks, and needs letters for a rank's part of
 // it. A rank alone has everything: Nl = N rows of the residual stream (sp = 1 rank shares
 // them), A = C channels in NHl = NH heads, F = 4C hidden units, and Vl = Vp tokens of the
 // vocabulary, from V0 = 0 on.
@@ -36,7 +34,7 @@
 // ----------------------------------------------------------------------------------------
 // The model and its memory
 
-// What the forward pass of a layer keeps for its backward pass.
+// The forward pass of a layer keeps these for its backward pass.
 struct LayerActs {
     Layernorm ln1;      // (Nl, C)      with mean and rstd of each row
     floatX *qkv;        // (N, 3A)      queries, keys and values side by side
@@ -49,7 +47,7 @@ struct LayerActs {
     floatX *fch_gelu;   // (N, F)       and behind it
 };
 
-// What a micro-batch keeps from its forward to its backward pass.
+// A micro-batch keeps these from its forward to its backward pass.
 struct Acts {
     LayerActs *layers;  // [L]
     floatX **residual;  // [L + 1] of (Nl, C): the input of each layer, and that of ln_f
@@ -112,8 +110,8 @@ static void shard(GPT *m) {
         own_buckets(m, &m->state);
 }
 
-// Takes memory for the activations of one micro-batch. What backward computes again lives
-// only while one layer is at work, so all layers can share the buffers of the first.
+// Takes memory for the activations of one micro-batch. Recomputed activations live only
+// while one layer is at work, so all layers can share the buffers of the first.
 static void layout_acts(GPT *m, Arena *arena, Acts *acts) {
     size_t N = m->B * m->T, Nl = N / m->sp;
     size_t C = m->config.C, A = m->A, F = m->F;
@@ -158,7 +156,7 @@ static void layout_acts(GPT *m, Arena *arena, Acts *acts) {
 }
 
 // Takes memory for every buffer: called once to count bytes, and once to set pointers, so
-// that what --dry-run prints is what training takes.
+// that --dry-run prints the bytes that training takes.
 static void layout(GPT *m) {
     size_t N = m->B * m->T, Nl = N / m->sp;
     size_t C = m->config.C, A = m->A, F = m->F;
@@ -373,7 +371,7 @@ static void context_forward(GPT *m, LayerActs *a, size_t B, size_t T, Dropout d,
     cudaStream_t s = m->stream;
     bool ulysses = context_is_ulysses(m->cut);
 
-    // Ulysses: the input travels, attention is that of one rank with fewer heads, and the
+    // Ulysses: the input travels, attention runs as on one rank with fewer heads, and the
     // output travels back.
     if (ulysses)
         gather_tokens(m, a->qkv, a->qkv, B, T, 3);
@@ -389,8 +387,8 @@ static void context_forward(GPT *m, LayerActs *a, size_t B, size_t T, Dropout d,
     }
 }
 
-// m->dnorm (N, A), the gradient of a->atty -> m->dqkv (N, 3A). Under Ulysses both are those
-// of other tokens and heads for a while, in buffers that attention leaves unused.
+// m->dnorm (N, A), the gradient of a->atty -> m->dqkv (N, 3A). Under Ulysses both belong to
+// other tokens and heads for a while, in buffers that attention leaves unused.
 static void context_backward(GPT *m, LayerActs *a, size_t B, size_t T, Dropout d) {
     size_t c = m->cut.c;
     size_t A = m->A, NHl = m->NHl;
@@ -423,7 +421,7 @@ static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const flo
     Matmul *mm = &m->matmul;
     cudaStream_t s = m->stream;
 
-    // attention: the query of a token meets the keys of those before it, and takes more of
+    // attention: a token's query meets the keys of all tokens before it, and takes more of
     // the values whose keys are like it
     layernorm_forward(a->ln1, x, w[LN1W], w[LN1B], Nl, C, s);
     matmul_forward(mm, a->qkv, a->ln1.out, w[QKVW], w[QKVB], N, C, 3 * A);
@@ -462,7 +460,8 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
     Matmul *mm = &m->matmul;
     cudaStream_t s = m->stream;
 
-    // What forward did not keep is made again.
+    // Backward first makes the buffers that forward did not keep: those of the
+    // whole layer from its input, or GELU's output from the hidden units.
     int again = m->opt.recompute;
     if (again == RECOMPUTE_LAYER || again == RECOMPUTE_BUT_ATTENTION)
         layer_forward(m, l, a, NULL, x, B, T);
@@ -494,8 +493,7 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
     matmul_backward_weight(mm, dw[QKVW], a->ln1.out, m->dqkv, N, C, 3 * A, add);
     bias_backward(dw[QKVB], m->dqkv, scratch, N, 3 * A, add, s);
 
-    // x has gone past attention, too: dresidual is what the layer before hands to its own
-    // backward pass.
+    // x has gone past attention, too. dresidual is now the gradient of the layer before.
     layernorm_backward(dresidual, dw[LN1W], dw[LN1B], scratch, dresidual, m->dnorm,
                        x, w[LN1W], a->ln1, Nl, C, add, s);
 }
@@ -566,7 +564,7 @@ static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
 }
 
 // dresidual (Nl, C), which loss_and_gradient has left -> gradients of the layers and of the
-// embeddings. wte has two uses: the gradient of this one adds to that of the head.
+// embeddings. wte has two uses: the gradient of the lookup adds to the head's.
 static void backward(GPT *m, Acts *acts, const int *inputs, int micro) {
     size_t B = m->B, T = m->T, Nl = B * T / m->sp;
     size_t C = m->config.C, L = m->config.L;

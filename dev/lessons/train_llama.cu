@@ -46,7 +46,7 @@
 // ----------------------------------------------------------------------------------------
 // The model and its memory
 
-// What the forward pass of a layer keeps for its backward pass.
+// The forward pass of a layer keeps these for its backward pass.
 struct LayerActs {
     Layernorm ln1;      // (Nl, C)      with mean and rstd of each row
     floatX *qkv;        // (N, S)       queries, keys and values; q and k turned by RoPE
@@ -58,7 +58,7 @@ struct LayerActs {
     floatX *fch_act;    // (N, F)       behind the activation
 };
 
-// What a micro-batch keeps from its forward to its backward pass.
+// A micro-batch keeps these from its forward to its backward pass.
 struct Acts {
     LayerActs *layers;  // [L]
     floatX **residual;  // [L + 1] of (Nl, C): the input of each layer, and that of ln_f
@@ -169,8 +169,8 @@ static void shard(GPT *m) {
         own_buckets(m, &m->state);
 }
 
-// Takes memory for the activations of one micro-batch. What backward computes again lives
-// only while one layer is at work, so all layers of all slots share the first one's buffers.
+// Takes memory for the activations of one micro-batch. Recomputed activations live only
+// while one layer is at work, so all layers of all slots share the first one's buffers.
 static void layout_acts(GPT *m, Arena *arena, Acts *acts) {
     size_t N = m->B * m->T, Nl = N / m->sp;
     size_t C = m->config.C, A = m->A, F = m->F;
@@ -207,7 +207,7 @@ static void layout_acts(GPT *m, Arena *arena, Acts *acts) {
 }
 
 // Takes memory for every buffer: called once to count bytes, and once to set pointers, so
-// that what --dry-run prints is what training takes.
+// that --dry-run prints the bytes that training takes.
 static void layout(GPT *m) {
     size_t N = m->B * m->T, Nl = N / m->sp;
     size_t C = m->config.C, F = m->F, S = m->S;
@@ -231,7 +231,8 @@ static void layout(GPT *m) {
     take(arena, m->scratch, reduce_scratch_floats(N, C, S));
     take(arena, m->angles, m->T * m->HS);
 
-    // The sum of all rows is where the partial one was; a rank's rows of it are elsewhere.
+    // The sum of all rows takes the place of the partial one. A rank's rows of it have a
+    // buffer of their own.
     m->reduced = m->proj;
     m->dreduced = m->dnorm;
     if (m->sp > 1) {
@@ -329,14 +330,14 @@ static const floatX *g_forward(GPT *m, floatX *out, const floatX *partial, size_
     return out;
 }
 
-// Returns all N rows of dout, so gradients that are made of it, as those of the biases
-// behind g, need no sum over the ranks.
+// Returns all N rows of dout, so the gradients of the biases behind g need no sum over
+// the ranks.
 static const floatX *g_backward(GPT *m, const floatX *dout) {
     return tensor_gather(m, m->dgathered, dout, m->B * m->T, m->stream);
 }
 
-// Under sequence parallelism a rank's gradients of layernorms are those of its own rows:
-// sums them over the ranks, as far as they lie in elements [lo, hi).
+// Sums the gradients of layernorms over the tensor ranks, as under sequence parallelism
+// each has them of its own rows only, as far as they lie in elements [lo, hi).
 static void reduce_layernorms(GPT *m, size_t lo, size_t hi) {
     if (m->sp == 1) return;
     NCCL_CHECK(ncclGroupStart());
@@ -559,7 +560,8 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
     Matmul *mm = &m->matmul;
     cudaStream_t s = m->stream;
 
-    // What forward did not keep is made again.
+    // Backward first makes the buffers that forward did not keep: those of the
+    // whole layer from its input, or GELU's output from the hidden units.
     if (m->opt.recompute == RECOMPUTE_LAYER)
         layer_forward(m, l, a, NULL, x, B, T);
     if (m->opt.recompute == RECOMPUTE_GELU)
@@ -594,8 +596,7 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
         bias_backward(dw[QKVB], m->dqkv, m->scratch, N, S, add, s);
     const floatX *dln1 = f_backward_end(m);
 
-    // x has gone past attention, too: dresidual is what the layer before hands to its own
-    // backward pass.
+    // x has gone past attention, too. dresidual is now the gradient of the layer before.
     norm_backward(m, l, LN1W, dln1, x, a->ln1, dresidual, Nl, add);
 }
 
@@ -810,7 +811,8 @@ static void connect_links(GPT *m) {
     }
 }
 
-// Makes the communicators, with a stream of its own for what overlaps compute.
+// Makes the communicators, and a stream for the collectives that overlap
+// compute.
 static void connect(GPT *m) {
     m->tensor = job_split_grid(&m->job, &m->grid, 't', "tensor", true);
     m->tensor_stream = stream_create(m, "all-reduce", true);
@@ -832,7 +834,7 @@ static void connect(GPT *m) {
     connect_links(m);
 }
 
-// What the options must fulfil beside those of the 3D trainer.
+// Checks the options that the 3D trainer does not have.
 static bool check_llama(Trainer *trainer, Error *err) {
     GPT *m = static_cast<GPT *>(trainer);
     if (m->opt.dropout > 0)

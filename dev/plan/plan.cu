@@ -129,8 +129,8 @@ static double trainer_clock(const Search *s, const Candidate *x, const char *clu
     return status == 0 ? seconds : 0;
 }
 
-// Ranks the best layouts by the trainer's own clock: those that are within RANKED of the best.
-// The others, and what it does not simulate, keep the light simulation's time.
+// Ranks the best layouts, within RANKED of the best one, by the trainer's own clock. The
+// others, and what it does not simulate, keep the light simulation's time.
 static void rank_by_clock(Search *s, const char *cluster) {
     const double RANKED = 1.05;
     double limit = RANKED * s->best[0].seconds;

@@ -172,7 +172,7 @@ static inline void layout_flags(char *text, size_t size, const Candidate *x) {
 #undef FLAG
 }
 
-// Flags of the model and the batch. What a name stands for is left out.
+// Flags of the model and the batch. The sizes that a name gives are left out.
 static inline void model_flags(char *text, size_t size, const Wish *w) {
     const LlamaSize *s = &LLAMA_SIZES[w->llama];
     const struct { const char *flag; size_t value, named; } sizes[] = {

@@ -30,8 +30,8 @@ typedef struct {
 } Axes;
 
 enum { MAX_RUNS = 8 };
-static const char *const colors[MAX_RUNS] = {"#2c5f9e", "#d9632f", "#1f7a5c", "#8a5ac2",
-                                             "#b58a1c", "#c0437a", "#3b8ea5", "#5f6b76"};
+static const char *const colors[MAX_RUNS] = {
+    "#2c5f9e", "#d9632f", "#1f7a5c", "#8a5ac2", "#b58a1c", "#c0437a", "#3b8ea5", "#5f6b76"};
 
 static bool curve_add(Curve *curve, double step, double loss) {
     if (curve->count == curve->capacity) {

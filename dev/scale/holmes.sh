@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # holmes.sh: the published rates of Holmes (rows_holmes.csv) beside those of the light simulation,
-# as a table in Markdown. Each network is dev/clusters/holmes-a100.json with other numbers of nodes.
-# No constant was fitted on these rows. What the sources at hand do not say is varied: the speed of
-# Ethernet and the batch.
+# as a table in Markdown. Each network is dev/clusters/holmes-a100.json with other numbers of
+# nodes. No constant was fitted on these rows. The sources do not state the speed of Ethernet and
+# the batch, so both are varied.
 set -eu
 case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/../.."

@@ -126,7 +126,7 @@ static inline void step_take_weights(OpList *from, OpList *to) {
     from->count = kept;
 }
 
-// What chunks consist of: a layer, the embedding and the head.
+// The parts of chunks: a layer, the embedding and the head.
 enum { STEP_KEY = 19 };
 typedef struct {
     size_t key[STEP_KEY];  // what they depend on but for the cluster; all 0: not there yet

@@ -262,9 +262,9 @@ static inline void print_errors(const char *name, const Errors *e, double bound)
 }
 
 static inline void print_errors_head(double bound) {
-    static const char *HEADS[NUM_KINDS] = {"wte",   "wpe",   "ln1w", "ln1b", "qkvw", "qkvb",
-                                           "projw", "projb", "ln2w", "ln2b", "fcw",  "fcb",
-                                           "fc2w",  "fc2b",  "lnfw", "lnfb"};
+    static const char *HEADS[NUM_KINDS] = {
+        "wte", "wpe", "ln1w", "ln1b", "qkvw", "qkvb", "projw", "projb", "ln2w", "ln2b",
+        "fcw", "fcb", "fc2w", "fc2b", "lnfw", "lnfb"};
     printf("     relative L2 error of the gradient, worst layer, in percent of the bound %.2g\n",
            bound);
     printf("     %-40s", "");

@@ -1,5 +1,5 @@
-// pictures.h: where tests have pictures drawn, and what is in them. Define _XOPEN_SOURCE 700
-// before the first include.
+// pictures.h: draws pictures for tests, and reads them. Define _XOPEN_SOURCE 700 before the
+// first include.
 //
 // defines: picture_folder, write_in, occurrences, read_output, read_picture
 #ifndef DEV_TEST_PICTURES_H

@@ -16,7 +16,7 @@ axe=${axe%%$'\n'*}
 chromium=$(command -v chromium || command -v chromium-browser || command -v google-chrome)
 [ -n "$chromium" ] || skip 'no Chromium'
 
-# What is shown: an address, and what is done there.
+# The pages: an address, and the clicks on it.
 {
     cat doc/explorer.html
     echo '<script>'

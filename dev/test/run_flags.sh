@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # run_flags.sh [BUILD]: every flag of every trainer is in a checkpoint (trainer.json or
-# config.json), or on one of the lists below of those that change nothing that is computed. Then: a
-# run that resumes with another value is told or refused. Ends with `N passed, N failed`.
-# needs: fp32/train_gpt fp32/train_gpt_tp fp32/train_gpt_pp fp32/train_gpt_3d tools/byte_corpus
-# needs: fp32/train_context fp32/train_data fp32/train_fsdp fp32/train_llama fp32/train_moe
-# needs: fp32/train_zero_bubble
+# config.json), or on one of the lists below, whose flags change no result. Then: a run that
+# resumes with another value is told or refused. Ends with `N passed, N failed`. needs:
+# fp32/train_gpt fp32/train_gpt_tp fp32/train_gpt_pp fp32/train_gpt_3d tools/byte_corpus needs:
+# fp32/train_context fp32/train_data fp32/train_fsdp fp32/train_llama fp32/train_moe needs:
+# fp32/train_zero_bubble
 . "$(dirname "$0")/report.sh"
 export OMP_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=SSE41
 build/tools/byte_corpus "$dir/train.bin" "$dir/val.bin" README.md >/dev/null || exit 1
@@ -35,8 +35,8 @@ key() {
         *) echo "${1//-/_}" ;;
     esac
 }
-# flags TRAINER: those that it has. keys FOLDER: the names in its files, with those of a lesson's
-# own options.
+# flags TRAINER: the flags that it has. keys FOLDER: the names in its files, with those of a
+# lesson's own options.
 flags() { "$build/$1" --help all | sed -n 's/^  --\([a-z0-9-]*\).*/\1/p'; }
 keys() {
     sed -n 's/^  "\([a-z0-9_]*\)":.*/\1/p' "$1/config.json" "$1/trainer.json"

@@ -581,8 +581,8 @@ static void rewrite_header(const char *from_dir, const char *to_dir, const char 
     free(file);
 }
 
-// What else a file of weights may hold, and what not: each with the bytes of its tensor behind
-// the others.
+// Further tensors of a file of weights, allowed or refused: each with its bytes behind the
+// others.
 typedef struct {
     const char *what, *name, *dtype, *shape;
     size_t bytes;
@@ -877,7 +877,8 @@ static void test_config(void) {
           "config.json: each truncation is refused");
 }
 
-// What a folder brought and training does not change comes out again.
+// The members and files that a folder brought and training does not change come
+// out again.
 static void test_kept(void) {
     static const char source[] =
         "{\n    \"architectures\" : [ \"GPT2Model\" ],\"model_type\":\"gpt2\"," SIZES
@@ -940,7 +941,7 @@ static void test_kept(void) {
               MEMBERS[i].text);
         free(made);
     }
-    // What cannot be kept is left out: training does not need it.
+    // Files that cannot be kept are left out: training does not need them.
     const char *odd = in_root("odd");
     mkdir(odd, 0777);
     write_text(in(odd, "config.json"), source);
@@ -1228,13 +1229,10 @@ static bool is_mine(const char *path) {
 
 // Files under --out that we did not write stay, whatever their names are.
 static void test_foreign_files(void) {
-    static const char *const files[] = {"tmp-2024/thesis.tex",
-                                        "tmp-00000004-of-2024/model.safetensors",
-                                        "step-1/notes",
-                                        "tmp-00000003-node-12/notes",
-                                        "step-00000005/model.safetensors",
-                                        "step-00000006/notes",
-                                        "step-00000008/notes"};
+    static const char *const files[] = {
+        "tmp-2024/thesis.tex", "tmp-00000004-of-2024/model.safetensors", "step-1/notes",
+        "tmp-00000003-node-12/notes", "step-00000005/model.safetensors",
+        "step-00000006/notes", "step-00000008/notes"};
     enum { COUNT = sizeof files / sizeof files[0] };
     Error err;
     char folder[64], moved[PATH_MAX];
@@ -1485,7 +1483,7 @@ static void test_checksums(void) {
     check(&checks, ok, "one whose checksums are none is not");
 }
 
-// What stands in config.json alone, and in no tensor's shape, has a sum of its own, which older
+// Members of config.json that no tensor's shape shows have a sum of their own, which older
 // checkpoints lack.
 static void test_config_sum(void) {
     Error err = {""};

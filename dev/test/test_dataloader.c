@@ -187,16 +187,12 @@ static void test_blend_orders(Check *c) {
 // The share of every source is right at every k, to within one sample, and the sequence follows
 // from k alone.
 static void test_blend_shares(Check *c) {
-    static const char *const BLENDS[] = {"0.7:a,0.3:b",
-                                         "1:a,1:b",
-                                         "0.5:a,0.3:b,0.2:c",
-                                         "0.001:a,0.999:b",
-                                         "0.9:a,0.05:b,0.03:c,0.02:d",
-                                         "3:a,0:b,4:c",
-                                         "0.17:a,0.13:b,0.11:c,0.19:d,0.07:e,0.23:f,0.1:g",
-                                         "1:a,2:b,3:c,4:d,5:e,6:f,7:g,8:h,9:i,10:j,11:k,12:l",
-                                         "0.000001:a,0.5:b,0.499999:c",
-                                         "7:a"};
+    static const char *const BLENDS[] = {
+        "0.7:a,0.3:b", "1:a,1:b", "0.5:a,0.3:b,0.2:c", "0.001:a,0.999:b",
+        "0.9:a,0.05:b,0.03:c,0.02:d", "3:a,0:b,4:c",
+        "0.17:a,0.13:b,0.11:c,0.19:d,0.07:e,0.23:f,0.1:g",
+        "1:a,2:b,3:c,4:d,5:e,6:f,7:g,8:h,9:i,10:j,11:k,12:l", "0.000001:a,0.5:b,0.499999:c",
+        "7:a"};
     double worst = 0;
     bool opened = true, numbered = true;
     for (size_t i = 0; i < sizeof BLENDS / sizeof BLENDS[0]; i++) {

@@ -243,8 +243,9 @@ static void group_replicas(Context *x) {
 
 // ---- group sums: NCCL's orders of additions --------------------------------------------
 
-// What holds when a sum begins at another rank in every part of a buffer, as on NCCL's ring. d >
-// 2: a + b is b + a, but sums of three differ. Rows behind a first one must have its bits.
+// Properties that hold when a sum begins at another rank in every part of a buffer, as on NCCL's
+// ring. d > 2: a + b is b + a, but sums of three differ. Rows behind a first one must have its
+// bits.
 typedef struct {
     Grid grid;
     const char *order;
@@ -1073,8 +1074,8 @@ typedef struct {
     const char *says;
 } Refusal;
 
-// What options.h and pipeline.h refuse for every trainer alike is in test_options.c and
-// test_pipeline.c.
+// Refusals of options.h and pipeline.h that all trainers share are in test_options.c
+// and test_pipeline.c.
 static const Refusal REFUSALS[] = {
     {"heads, before any memory",
      {"train_gpt_tp", 3, ""},

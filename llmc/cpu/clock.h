@@ -51,7 +51,7 @@ struct CpuTimes {
     size_t gap_count;
 };
 
-// What is stated for an operation.
+// The costs that are stated for an operation.
 struct CpuCost {
     double seconds;
     TimePart part;

@@ -48,7 +48,7 @@ struct CpuTile {
     int channel, head, row, sequence;
 };
 
-// What one thread sees of wgmma.mma_async: a[64, 16] b[16, 8 n8], a by fragments if there
+// One thread's view of wgmma.mma_async: a[64, 16] b[16, 8 n8], a by fragments if there
 // are any.
 struct CpuWgmma {
     float (*d)[4];
@@ -63,7 +63,7 @@ struct CpuWgmmas {
     std::deque<std::vector<CpuWgmma>> groups;
 };
 
-// What is in flight in the block of an OS thread.
+// The copies and products in flight in the block of an OS thread.
 struct CpuWarpgroups {
     alignas(1024) uint8_t shared[CPU_DYNAMIC_SHARED];
     uint64_t block;

@@ -34,19 +34,10 @@
 // All that a checkpoint may consist of, in the order in which it is removed. Without the
 // first, a folder is no checkpoint; the last, which is made first, says whose it is, so
 // that a removal that was interrupted can be completed.
-static const char *const CHECKPOINT_FILES[] = {"trainer.json",
-                                               "model.safetensors",
-                                               "optimizer.safetensors",
-                                               "generation_config.json",
-                                               "tokenizer.json",
-                                               "tokenizer_config.json",
-                                               "tokenizer.model",
-                                               "special_tokens_map.json",
-                                               "added_tokens.json",
-                                               "vocab.json",
-                                               "merges.txt",
-                                               "chat_template.jinja",
-                                               "config.json"};
+static const char *const CHECKPOINT_FILES[] = {
+    "trainer.json", "model.safetensors", "optimizer.safetensors", "generation_config.json",
+    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
+    "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja", "config.json"};
 enum {
     CHECKPOINT_FILE_COUNT = sizeof CHECKPOINT_FILES / sizeof CHECKPOINT_FILES[0],
     KEPT_FIRST =
@@ -55,9 +46,9 @@ enum {
     KEPT_MOST_BYTES = 128 << 20
 };
 
-// What the folder of --init or --resume has and training does not change. It comes out
-// again in every checkpoint, so that this alone can be resumed, sampled and served. All
-// NULL: random weights came from no folder.
+// The files in the folder of --init or --resume that training does not change. It comes
+// out again in every checkpoint, so that this alone can be resumed, sampled and served.
+// All NULL: random weights came from no folder.
 typedef struct {
     char *config;             // the text of config.json
     char *files[KEPT_COUNT];  // of CHECKPOINT_FILES; NULL: not there
@@ -174,8 +165,8 @@ static inline bool checkpoint_create(const char *out_dir, int *lock, size_t step
     return ok;
 }
 
-// The sum of what is no tensor: where training stands, its options, and the configuration
-// of the model.
+// The sum of everything but tensors: the state of training, its options, and the model's
+// configuration.
 static inline uint64_t checkpoint_state_sum(const GPTConfig *g, const TrainerState *state) {
     size_t sizes[] = {g->L, g->C, g->NH, g->V, g->maxT}, n = 0;
     uint64_t sum = 0;

@@ -44,7 +44,7 @@ static inline bool config_is(const cJSON *root, const char *key, const char *val
                            path, key, (int)first, values);
 }
 
-// Two places of one fact, key of a and another of b: where both are there and not null,
+// Two places of one fact, key of a and another of b: if both are there and not null,
 // they must say the same.
 static inline bool config_agree(const cJSON *a, const char *key, const cJSON *b,
                                 const char *another, const char *path, Error *err) {
@@ -58,82 +58,29 @@ static inline bool config_agree(const cJSON *a, const char *key, const cJSON *b,
                      another);
 }
 
-// What every model's config.json may have, and what changes nothing here: where the model
-// is from, how its tokenizer works, how text is generated with it, heads that are not for
+// Members that every model's config.json may have and that change nothing here: the
+// model's origin, its tokenizer, the generation of text, heads for other tasks than
 // language, the output of transformers.
-static const char *const CONFIG_HARMLESS[] = {"_attn_implementation",
-                                              "_attn_implementation_autoset",
-                                              "_attn_implementation_internal",
-                                              "_commit_hash",
-                                              "_flash_attn_2_enabled",
-                                              "_name_or_path",
-                                              "architectures",
-                                              "attn_implementation",
-                                              "bad_words_ids",
-                                              "begin_suppress_tokens",
-                                              "bos_token_id",
-                                              "chunk_size_feed_forward",
-                                              "decoder_start_token_id",
-                                              "diversity_penalty",
-                                              "do_sample",
-                                              "dtype",
-                                              "early_stopping",
-                                              "encoder_no_repeat_ngram_size",
-                                              "eos_token_id",
-                                              "exponential_decay_length_penalty",
-                                              "finetuning_task",
-                                              "forced_bos_token_id",
-                                              "forced_eos_token_id",
-                                              "gradient_checkpointing",
-                                              "id2label",
-                                              "initializer_range",
-                                              "is_decoder",
-                                              "label2id",
-                                              "length_penalty",
-                                              "max_length",
-                                              "min_length",
-                                              "model_type",
-                                              "no_repeat_ngram_size",
-                                              "num_beam_groups",
-                                              "num_beams",
-                                              "num_labels",
-                                              "num_return_sequences",
-                                              "output_attentions",
-                                              "output_hidden_states",
-                                              "output_past",
-                                              "output_scores",
-                                              "pad_token_id",
-                                              "prefix",
-                                              "pretraining_tp",
-                                              "problem_type",
-                                              "remove_invalid_values",
-                                              "repetition_penalty",
-                                              "return_dict",
-                                              "return_dict_in_generate",
-                                              "sep_token_id",
-                                              "suppress_tokens",
-                                              "task_specific_params",
-                                              "temperature",
-                                              "tf_legacy_loss",
-                                              "tie_word_embeddings",
-                                              "tokenizer_class",
-                                              "top_k",
-                                              "top_p",
-                                              "torch_dtype",
-                                              "torchscript",
-                                              "transformers.js_config",
-                                              "transformers_version",
-                                              "typical_p",
-                                              "unk_token_id",
-                                              "unsloth_fixed",
-                                              "unsloth_version",
-                                              "use_bfloat16",
-                                              "use_cache",
-                                              "vocab_size",
-                                              "xla_device",
-                                              NULL};
+static const char *const CONFIG_HARMLESS[] = {
+    "_attn_implementation", "_attn_implementation_autoset", "_attn_implementation_internal",
+    "_commit_hash", "_flash_attn_2_enabled", "_name_or_path", "architectures",
+    "attn_implementation", "bad_words_ids", "begin_suppress_tokens", "bos_token_id",
+    "chunk_size_feed_forward", "decoder_start_token_id", "diversity_penalty", "do_sample",
+    "dtype", "early_stopping", "encoder_no_repeat_ngram_size", "eos_token_id",
+    "exponential_decay_length_penalty", "finetuning_task", "forced_bos_token_id",
+    "forced_eos_token_id", "gradient_checkpointing", "id2label", "initializer_range",
+    "is_decoder", "label2id", "length_penalty", "max_length", "min_length", "model_type",
+    "no_repeat_ngram_size", "num_beam_groups", "num_beams", "num_labels",
+    "num_return_sequences", "output_attentions", "output_hidden_states", "output_past",
+    "output_scores", "pad_token_id", "prefix", "pretraining_tp", "problem_type",
+    "remove_invalid_values", "repetition_penalty", "return_dict", "return_dict_in_generate",
+    "sep_token_id", "suppress_tokens", "task_specific_params", "temperature",
+    "tf_legacy_loss", "tie_word_embeddings", "tokenizer_class", "top_k", "top_p",
+    "torch_dtype", "torchscript", "transformers.js_config", "transformers_version",
+    "typical_p", "unk_token_id", "unsloth_fixed", "unsloth_version", "use_bfloat16",
+    "use_cache", "vocab_size", "xla_device", NULL};
 
-// And what must have one of these values.
+// And members that must have one of these values.
 static const char *const CONFIG_VALUES[][2] = {{"add_cross_attention", "false|null"},
                                                {"cross_attention_hidden_size", "null"},
                                                {"is_encoder_decoder", "false|null"},
@@ -147,9 +94,9 @@ static inline bool config_listed(const char *const *names, const char *name) {
     return *names != NULL;
 }
 
-// Refuses a member that is on none of the lists, unless it is null, or that has another
-// value than it must. names: of the model's own members that are read or change nothing;
-// values: of those that must have one. Both end with NULL.
+// Refuses a member that is on none of the lists, unless it is null, and a member with a
+// wrong value. names: the model's own members that are read or change nothing; values:
+// the members that must have one value. Both end with NULL.
 static inline bool config_check_keys(const cJSON *root, const char *const *names,
                                      const char *const (*values)[2], const char *path,
                                      Error *err) {
@@ -175,28 +122,12 @@ static inline bool config_check_keys(const cJSON *root, const char *const *names
 
 // GPT-2's own members: the newer names of sizes, dropout, which --dropout has here, and
 // heads for other tasks.
-static const char *const GPT2_NAMES[] = {"attn_pdrop",
-                                         "embd_pdrop",
-                                         "hidden_size",
-                                         "max_position_embeddings",
-                                         "n_ctx",
-                                         "n_embd",
-                                         "n_head",
-                                         "n_inner",
-                                         "n_layer",
-                                         "n_positions",
-                                         "n_special",
-                                         "num_attention_heads",
-                                         "num_hidden_layers",
-                                         "predict_special_tokens",
-                                         "reorder_and_upcast_attn",
-                                         "resid_pdrop",
-                                         "summary_activation",
-                                         "summary_first_dropout",
-                                         "summary_proj_to_labels",
-                                         "summary_type",
-                                         "summary_use_proj",
-                                         NULL};
+static const char *const GPT2_NAMES[] = {
+    "attn_pdrop", "embd_pdrop", "hidden_size", "max_position_embeddings", "n_ctx", "n_embd",
+    "n_head", "n_inner", "n_layer", "n_positions", "n_special", "num_attention_heads",
+    "num_hidden_layers", "predict_special_tokens", "reorder_and_upcast_attn", "resid_pdrop",
+    "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type",
+    "summary_use_proj", NULL};
 
 static const char *const GPT2_VALUES[][2] = {
     {"activation_function", "\"gelu_new\"|\"gelu_pytorch_tanh\""},

@@ -118,7 +118,8 @@ static inline const char *rank_option_trainers(unsigned tags) {
                                      : "train_gpt_3d and train_data";
 }
 
-// What a trainer with these sections of RANK_OPTIONS adds to the command line.
+// The rows that a trainer with these sections of RANK_OPTIONS adds to the
+// command line.
 static inline RankOptions rank_options(unsigned sections) {
     const RankOptions x = {RANK_OPTIONS, sizeof RANK_OPTIONS / sizeof *RANK_OPTIONS,
                            sections, rank_option_trainers, rank_options_resolve};

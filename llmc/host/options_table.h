@@ -33,7 +33,8 @@ typedef struct {
 
 typedef struct Options Options;
 
-// What a trainer of several ranks adds to the command line, see llmc/host/options_ranks.h.
+// The rows that a trainer of several ranks adds to the command line, see
+// llmc/host/options_ranks.h.
 typedef struct {
     const Field *fields;  // [count] rows of Options
     size_t count;

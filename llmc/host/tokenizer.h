@@ -136,7 +136,7 @@ typedef struct {
     size_t place;
 } MergeHere;
 
-// What encoding a text of so many bytes needs beside its tokenizer.
+// The memory that encoding a text of so many bytes needs beside the tokenizer.
 typedef struct {
     const Tokenizer *tk;
     char *valid;  // [bytes] valid UTF-8 for PCRE2

@@ -16,8 +16,8 @@
     "\\p{N}|'(?:[stmd]|re|ve|ll)| ?\\p{L}+| " \
     "?[^\\s\\p{L}\\p{N}]+|\\s+(?![^\\s\\p{N}])|\\s+"
 
-// What NFC may change: marks, which it composes and reorders, and all characters of which
-// it knows a better form, with some neighbours that it leaves alone.
+// The characters that NFC may change: marks, which it composes and reorders, and all
+// characters with a canonical form, with some neighbours that it leaves alone.
 #define NFC_CHANGES                                                                        \
     "[\\p{M}\\x{374}\\x{37e}\\x{387}\\x{958}-\\x{95f}\\x{9dc}-\\x{9df}\\x{a33}-\\x{a5e}"   \
     "\\x{b5c}\\x{b5d}"                                                                     \
@@ -87,7 +87,7 @@ static inline size_t pattern_interval(const char *p) {
     return p[n] == '}' && p[n + 1] != '?' && p[n + 1] != '+' ? n + 1 : 0;
 }
 
-// Returns the length of what begins a group, or all of the group if it is the endings in
+// Returns the length of a group's opening, or of the whole group if it is the endings in
 // any case; 0: another. *opens: the group goes on. *look: it is a look ahead.
 static inline size_t pattern_group(const char *p, bool *opens, bool *look) {
     static const char *const endings[] = {"(?i:'s|'t|'re|'ve|'m|'ll|'d)",

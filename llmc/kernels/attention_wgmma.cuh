@@ -44,7 +44,7 @@ struct AttentionWgmma {
     static constexpr int OWN_BYTES = OWN * HS * 2, TILE_BYTES = TILE * HS * 2;
 };
 
-// The fastest of those that were timed on an H200 (dev/results/h200-2026-11-27.md).
+// The fastest variant that was timed on an H200 (dev/results/h200-2026-11-27.md).
 template <int HS>
 using WgmmaForward = std::conditional_t<HS == 64, AttentionWgmma<64, 64, 4, 2, false>,
                                         AttentionWgmma<128, 128, 2, 1, true>>;

@@ -29,8 +29,9 @@ typedef enum {
 } TimePart;
 
 static inline const char *time_part_name(TimePart part) {
-    static const char *const names[] = {"GEMM", "attention", "memory", "tensor", "pipeline",
-                                        "data", "optimizer", "host",   "idle"};
+    static const char *const names[] = {
+        "GEMM", "attention", "memory", "tensor", "pipeline", "data", "optimizer", "host",
+        "idle"};
     return names[part];
 }
 

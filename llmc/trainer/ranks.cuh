@@ -1,4 +1,4 @@
-// ranks.cuh: what trainers of more than one rank have beside Trainer: checks that all
+// ranks.cuh: the part of the library for trainers of several ranks: checks that all
 // started alike, the communicators of groups and links, their first use before training, a
 // comparison of replicas, and sums over ranks.
 //

@@ -1,5 +1,5 @@
-// stages.cuh: what trainers of several pipeline stages have beside ranks.cuh: a stage's
-// plan, as the command line has it, and the communicators of its links.
+// stages.cuh: the part of the library for trainers of several pipeline stages: a
+// stage's plan, as the command line has it, and the communicators of its links.
 //
 // defines: LINK_BLOCKS, trainer_plan, plan_step, trainer_link
 #ifndef LLMC_STAGES_CUH
