@@ -54,8 +54,8 @@ static inline size_t llama_dimension(const GPTConfig *g, char letter) {
 // T, as gpt2_flops counts it.
 static inline double llama_flops(const GPTConfig *g, double tokens, size_t T) {
     const Llama *m = llama_of(g);
-    double C = (double)g->C, K = (double)llama_dimension(g, 'K'), F = (double)m->F,
-           L = (double)g->L;
+    double C = (double)g->C, K = (double)llama_dimension(g, 'K');
+    double F = (double)m->F, L = (double)g->L;
     double weights = L * (2 * C * C + 2 * C * K + (m->type == NEMOTRON ? 2 : 3) * C * F) +
                      (double)g->V * C;
     return 6 * tokens * weights + 12 * tokens * L * (double)T * C;
@@ -138,8 +138,8 @@ static inline void llama_make(Llama *m) {
 // slow pairs turn `factor` times slower, fast ones as before, and others in proportion to
 // their turns in `original` positions.
 static inline double llama_frequency(const Llama *m, size_t i, size_t D) {
-    double f = pow(m->theta, -2.0 * (double)i / (double)D),
-           turns = m->original * f / (2 * acos(-1.0));
+    double f = pow(m->theta, -2.0 * (double)i / (double)D);
+    double turns = m->original * f / (2 * acos(-1.0));
     if (m->factor == 0 || turns > m->high) return f;
     if (turns < m->low) return f / m->factor;
     double share = (turns - m->low) / (m->high - m->low);

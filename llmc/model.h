@@ -23,9 +23,8 @@
 #include "llmc/host/memory.h"
 
 typedef struct {
-    size_t L, C, NH;  // layers, channels, heads (head size HS = C / NH)
-    size_t V,
-        Vp;  // vocabulary, and the same padded to a multiple of 128 whatever the layout is
+    size_t L, C, NH;               // layers, channels, heads (head size HS = C / NH)
+    size_t V, Vp;                  // vocabulary; the same padded to a multiple of 128
     size_t maxT;                   // longest sequence: rows of the position embedding
     const struct ModelSpec *spec;  // what kind of model it is; NULL: GPT-2
 } GPTConfig;
@@ -46,61 +45,42 @@ typedef enum {
     SPLIT_VOCAB,    // each rank has Vp / t rows; files have only rows below V
 } Split;
 
-typedef enum {
-    INIT_ZERO,
-    INIT_ONE,
-    INIT_NORMAL,
-    INIT_RESIDUAL
-} Init;  // N(0, stddev); residual: / sqrt(2L)
+// INIT_NORMAL is N(0, stddev), INIT_RESIDUAL the same / sqrt(2L).
+typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_RESIDUAL } Init;
 
-// The kinds of GPT-2's tensors, in memory order. Other models name theirs alike, and number
-// more kinds from NUM_KINDS.
+// The kinds of GPT-2's tensors, in memory order: w[QKVW] is one of a layer. Other models
+// name theirs alike, and number more kinds from NUM_KINDS.
 typedef enum {
-    WTE,
-    WPE,
-    LN1W,
-    LN1B,
-    QKVW,
-    QKVB,
-    PROJW,
-    PROJB,
-    LN2W,
-    LN2B,
-    FCW,
-    FCB,
-    FCPROJW,
-    FCPROJB,
-    LNFW,
-    LNFB,
+    WTE, WPE,                                         // embeddings of tokens and positions
+    LN1W, LN1B, QKVW, QKVB, PROJW, PROJB,             // attention
+    LN2W, LN2B, FCW, FCB, FCPROJW, FCPROJB,           // the MLP
+    LNFW, LNFB,                                       // the last layernorm
     NUM_KINDS
 } TensorKind;
 
-enum {
-    BUCKET_LAYERS = 2
-};  // buckets of gradients: 0 wte, 1 the other embeddings, then the layers, at last ln_f
-enum {
-    MAX_KINDS = 24,
-    TENSOR_ALIGN = 64
-};  // every tensor starts at a multiple of 64 elements, unless it is joined
+enum { MAX_KINDS = 24 };
+
+// A tensor starts at a multiple of this many elements, unless it is joined.
+enum { TENSOR_ALIGN = 64 };
+
+// Buckets of gradients: 0 wte, 1 the other embeddings, then the layers, at last ln_f.
+enum { BUCKET_LAYERS = 2 };
 
 enum {
     TENSOR_DECAYS = 1,  // weight decay: matrices and embeddings
-    TENSOR_NORM = 2,  // of a norm: sequence parallelism gives each rank the gradient of its
-                      // own rows only
-    TENSOR_FIRST = 4,  // outside the layers: the first stage holds it
-    TENSOR_LAST = 8,   // the last stage holds it; both: tied, the first and the last stage
-                       // hold it alike
-    TENSOR_JOINED =
-        16,  // begins where the tensor before it ends: one matrix product takes both
-    TENSOR_EXPERTS = 32,  // cut over expert ranks, not tensor ranks; the last of a layer,
-                          // and a bucket of their own
+    TENSOR_NORM = 2,    // a norm: sequence parallelism gives a rank its own rows' gradient
+    TENSOR_FIRST = 4,   // outside the layers, on the first stage
+    TENSOR_LAST = 8,    // on the last stage; FIRST and LAST: tied, both stages hold it
+
+    // Lessons behind the four have two more. GPT-2 has none of them.
+    TENSOR_JOINED = 16,   // begins where the tensor before it ends: one product takes both
+    TENSOR_EXPERTS = 32,  // cut over expert ranks; last in a layer, a bucket of their own
 };
 
 typedef struct {
     int kind;
     const char *name;  // as printf prints it with the layer
-    char rows, cols;   // '1' (a vector: files have one dimension), 'V', 'T' (maxT), 'C', or
-                       // the model's own letters
+    char rows, cols;   // '1' (files have one dimension), 'V', 'T', 'C', or the model's own
     Split split;
     Init init;
     unsigned flags;  // TENSOR_*
@@ -112,41 +92,37 @@ typedef struct ModelSpec {
     const TensorSpec *tensors;
     size_t count, layer, behind;
     double stddev;  // of initial weights
-    size_t (*dimension)(const GPTConfig *g,
-                        char letter);  // of the model's own letters; 'F': hidden units
-    double (*flops)(const GPTConfig *g, double tokens,
-                    size_t T);  // of a step; MFU counts these
-    // config.json; NULL: host/config_json.h reads and writes GPT-2's
+
+    // Returns a dimension by the model's own letter; 'F': hidden units.
+    size_t (*dimension)(const GPTConfig *g, char letter);
+    // Returns the FLOPs of a step; MFU counts these.
+    double (*flops)(const GPTConfig *g, double tokens, size_t T);
+    // Read and write config.json; NULL: host/config_json.h reads and writes GPT-2's.
     bool (*read)(const char *path, GPTConfig *config, Error *err);
     bool (*write)(const char *path, const GPTConfig *config, bool bf16, Error *err);
 } ModelSpec;
 
 // The part of the model that one rank holds.
 typedef struct {
-    size_t t, t_rank;  // tensor size and rank
-    bool embedding,
-        head;  // holds wte and wpe (first stage); holds ln_f and wte (last stage)
+    size_t t, t_rank;      // tensor size and rank
+    bool embedding;        // the first stage: holds wte and wpe
+    bool head;             // the last stage: holds ln_f and wte
     size_t n_layers;
-    const size_t *layers;  // [n_layers] global layer numbers in the order of memory; NULL:
-                           // 0, 1, 2, ...
-    size_t bucket_align;  // buckets start at multiples of this many elements (0: as tensors
-                          // do)
-    size_t e, e_rank;  // expert ranks, and this rank's place among them; nothing where no
-                       // tensor is of experts
+    const size_t *layers;  // [n_layers] global numbers in memory order; NULL: 0, 1, 2, ...
+    size_t bucket_align;   // buckets start at multiples of it (0: as tensors do)
+    size_t e, e_rank;      // expert ranks, and this rank's place among them
 } Shard;
 
 typedef struct {
     const TensorSpec *spec;
-    char name[64];  // Hugging Face's name, of GPT-2's without the prefix "transformer."
-    size_t held;    // which of the layers that the rank holds; 0 outside the layers
-    size_t id;  // position in the table of the unsharded model: keys random numbers, orders
-                // sums
-    size_t rows, cols;    // global shape, as in files
-    size_t offset, size;  // elements: place in the rank's flat buffer, and number of its
-                          // part (wte: of padded rows)
+    char name[64];     // Hugging Face's name, of GPT-2's without the prefix "transformer."
+    size_t held;       // which of the layers that the rank holds; 0 outside the layers
+    size_t id;         // place in the unsharded model: keys random numbers, orders sums
+    size_t rows, cols; // global shape, as in files
+    size_t offset;     // elements: place in the rank's flat buffer
+    size_t size;       // elements of its part (wte: of padded rows)
     size_t t, t_rank;
-    bool counted;  // this rank writes it and adds its squared norm: one of those that hold
-                   // it alike
+    bool counted;      // one of the ranks that hold it alike: saves it, adds its square
 } Tensor;
 
 typedef struct {
@@ -156,31 +132,34 @@ typedef struct {
     size_t total;         // elements of the flat buffer, gaps of the alignment included
     size_t largest;       // elements of the largest tensor's part
     Tensor *tensors;      // [count] in memory order
-    size_t bucket_count;  // of gradients: wte, other embeddings, each layer and its experts
-                          // if it has any, ln_f
+    size_t bucket_count;  // of gradients: wte, wpe, each layer (and its experts), ln_f
     size_t *buckets;      // [bucket_count + 1] their starts; then total
 } ParamTable;
 
+// kind, name, rows, columns, how it is split over tensor ranks, how it starts, flags
 static const TensorSpec GPT2_TENSORS[NUM_KINDS] = {
-    // in the order of TensorKind
-    {WTE, "wte.weight", 'V', 'C', SPLIT_VOCAB, INIT_NORMAL,
+    {WTE,     "wte.weight",               'V', 'C', SPLIT_VOCAB,   INIT_NORMAL,
      TENSOR_DECAYS | TENSOR_FIRST | TENSOR_LAST},
-    {WPE, "wpe.weight", 'T', 'C', SPLIT_NONE, INIT_NORMAL, TENSOR_DECAYS | TENSOR_FIRST},
-    {LN1W, "h.%zu.ln_1.weight", '1', 'C', SPLIT_NONE, INIT_ONE, TENSOR_NORM},
-    {LN1B, "h.%zu.ln_1.bias", '1', 'C', SPLIT_NONE, INIT_ZERO, TENSOR_NORM},
-    {QKVW, "h.%zu.attn.c_attn.weight", 'C', 'Q', SPLIT_QKV, INIT_NORMAL, TENSOR_DECAYS},
-    {QKVB, "h.%zu.attn.c_attn.bias", '1', 'Q', SPLIT_QKV, INIT_ZERO, 0},
-    {PROJW, "h.%zu.attn.c_proj.weight", 'C', 'C', SPLIT_ROWS, INIT_RESIDUAL, TENSOR_DECAYS},
-    {PROJB, "h.%zu.attn.c_proj.bias", '1', 'C', SPLIT_NONE, INIT_ZERO, 0},
-    {LN2W, "h.%zu.ln_2.weight", '1', 'C', SPLIT_NONE, INIT_ONE, TENSOR_NORM},
-    {LN2B, "h.%zu.ln_2.bias", '1', 'C', SPLIT_NONE, INIT_ZERO, TENSOR_NORM},
-    {FCW, "h.%zu.mlp.c_fc.weight", 'C', 'F', SPLIT_COLUMNS, INIT_NORMAL, TENSOR_DECAYS},
-    {FCB, "h.%zu.mlp.c_fc.bias", '1', 'F', SPLIT_COLUMNS, INIT_ZERO, 0},
-    {FCPROJW, "h.%zu.mlp.c_proj.weight", 'F', 'C', SPLIT_ROWS, INIT_RESIDUAL,
-     TENSOR_DECAYS},
-    {FCPROJB, "h.%zu.mlp.c_proj.bias", '1', 'C', SPLIT_NONE, INIT_ZERO, 0},
-    {LNFW, "ln_f.weight", '1', 'C', SPLIT_NONE, INIT_ONE, TENSOR_NORM | TENSOR_LAST},
-    {LNFB, "ln_f.bias", '1', 'C', SPLIT_NONE, INIT_ZERO, TENSOR_NORM | TENSOR_LAST},
+    {WPE,     "wpe.weight",               'T', 'C', SPLIT_NONE,    INIT_NORMAL,
+     TENSOR_DECAYS | TENSOR_FIRST},
+
+    {LN1W,    "h.%zu.ln_1.weight",        '1', 'C', SPLIT_NONE,    INIT_ONE,      TENSOR_NORM},
+    {LN1B,    "h.%zu.ln_1.bias",          '1', 'C', SPLIT_NONE,    INIT_ZERO,     TENSOR_NORM},
+    {QKVW,    "h.%zu.attn.c_attn.weight", 'C', 'Q', SPLIT_QKV,     INIT_NORMAL,   TENSOR_DECAYS},
+    {QKVB,    "h.%zu.attn.c_attn.bias",   '1', 'Q', SPLIT_QKV,     INIT_ZERO,     0},
+    {PROJW,   "h.%zu.attn.c_proj.weight", 'C', 'C', SPLIT_ROWS,    INIT_RESIDUAL, TENSOR_DECAYS},
+    {PROJB,   "h.%zu.attn.c_proj.bias",   '1', 'C', SPLIT_NONE,    INIT_ZERO,     0},
+    {LN2W,    "h.%zu.ln_2.weight",        '1', 'C', SPLIT_NONE,    INIT_ONE,      TENSOR_NORM},
+    {LN2B,    "h.%zu.ln_2.bias",          '1', 'C', SPLIT_NONE,    INIT_ZERO,     TENSOR_NORM},
+    {FCW,     "h.%zu.mlp.c_fc.weight",    'C', 'F', SPLIT_COLUMNS, INIT_NORMAL,   TENSOR_DECAYS},
+    {FCB,     "h.%zu.mlp.c_fc.bias",      '1', 'F', SPLIT_COLUMNS, INIT_ZERO,     0},
+    {FCPROJW, "h.%zu.mlp.c_proj.weight",  'F', 'C', SPLIT_ROWS,    INIT_RESIDUAL, TENSOR_DECAYS},
+    {FCPROJB, "h.%zu.mlp.c_proj.bias",    '1', 'C', SPLIT_NONE,    INIT_ZERO,     0},
+
+    {LNFW,    "ln_f.weight",              '1', 'C', SPLIT_NONE,    INIT_ONE,
+     TENSOR_NORM | TENSOR_LAST},
+    {LNFB,    "ln_f.bias",                '1', 'C', SPLIT_NONE,    INIT_ZERO,
+     TENSOR_NORM | TENSOR_LAST},
 };
 
 static inline size_t gpt2_dimension(const GPTConfig *g, char letter) {
@@ -227,10 +206,11 @@ static inline size_t count_tensors(const GPTConfig *g) {
 static inline Tensor tensor_describe(const GPTConfig *g, size_t id, size_t t,
                                      size_t t_rank) {
     const ModelSpec *model = config_spec(g);
-    size_t in_layer = tensors_of_layer(model),
-           layer = id < model->layer ? 0 : (id - model->layer) / in_layer;
-    if (layer >= g->L)
-        layer = g->L - 1;  // behind the layers: the spec's rows go on from the last one's
+    size_t in_layer = tensors_of_layer(model);
+    size_t layer = id < model->layer ? 0 : (id - model->layer) / in_layer;
+
+    // Behind the layers the spec's rows go on from the last one's.
+    if (layer >= g->L) layer = g->L - 1;
     const TensorSpec *spec = &model->tensors[id - layer * in_layer];
     Tensor x;
     memset(&x, 0, sizeof x);
@@ -252,58 +232,70 @@ static inline Shard shard_whole(const GPTConfig *g) {
     return whole;
 }
 
+// Begins a bucket of gradients at the next multiple of align.
+static inline void table_begin_bucket(ParamTable *table, size_t align) {
+    table->total = round_up(table->total, align);
+    table->buckets[table->bucket_count++] = table->total;
+}
+
 // Builds the table of one rank. C, NH, 4C and Vp must be divisible by t (the trainer has
 // checked).
 static inline ParamTable table_make(const GPTConfig *g, Shard shard) {
     const ModelSpec *spec = config_spec(g);
-    unsigned held = (shard.embedding ? 1u : 0u) * TENSOR_FIRST |
-                    (shard.head ? 1u : 0u) * TENSOR_LAST;
-    size_t in_layer = tensors_of_layer(spec), layers = shard.n_layers,
-           rows = spec->count + (layers - 1) * in_layer;
-    size_t align = shard.bucket_align ? shard.bucket_align : (size_t)TENSOR_ALIGN, end = 0;
+    size_t in_layer = tensors_of_layer(spec), layers = shard.n_layers;
+    size_t rows = spec->count + (layers - 1) * in_layer;
+    size_t align = shard.bucket_align ? shard.bucket_align : (size_t)TENSOR_ALIGN;
+    unsigned held = 0;
+    if (shard.embedding) held |= TENSOR_FIRST;
+    if (shard.head) held |= TENSOR_LAST;
+
     ParamTable table;
     memset(&table, 0, sizeof table);
     table.config = *g;
     table.shard = shard;
-    size_t *numbers = (size_t *)host_alloc(layers, sizeof(size_t));
     table.tensors = (Tensor *)host_alloc(rows, sizeof(Tensor));
     table.buckets = (size_t *)host_alloc(2 * layers + 4, sizeof(size_t));
+    size_t *numbers = (size_t *)host_alloc(layers, sizeof(size_t));
     for (size_t i = 0; i < layers; i++) numbers[i] = shard.layers ? shard.layers[i] : i;
     table.shard.layers = numbers;
+
+    size_t end = 0;  // of the tensor before
     for (size_t i = 0; i < rows; i++) {
+        // The rows of a layer repeat: `row` is the one in the spec, l the layer.
         bool before = i < spec->layer, behind = i >= spec->layer + layers * in_layer;
-        size_t l = before   ? 0
-                   : behind ? layers - 1
-                            : (i - spec->layer) / in_layer,
-               row = i - l * in_layer;
+        bool outside = before || behind;
+        size_t l = before ? 0 : behind ? layers - 1 : (i - spec->layer) / in_layer;
+        size_t row = i - l * in_layer;
         const TensorSpec *kind = &spec->tensors[row];
-        bool experts = kind->flags & TENSOR_EXPERTS,
-             tied = kind->flags & TENSOR_FIRST && kind->flags & TENSOR_LAST;
+        bool tied = (kind->flags & TENSOR_FIRST) && (kind->flags & TENSOR_LAST);
+        bool experts = kind->flags & TENSOR_EXPERTS;
         bool first_expert = experts && !(kind[-1].flags & TENSOR_EXPERTS);
+
         // wte is a bucket of its own: the first and the last stage hold it, and cut it over
         // the data ranks alike.
-        if (i == 1)
-            table.buckets[table.bucket_count++] = table.total =
-                round_up(table.total, align);
+        if (i == 1) table_begin_bucket(&table, align);
         if (row == 0 || row == spec->layer || row == spec->behind || first_expert)
-            table.buckets[table.bucket_count++] = table.total =
-                round_up(table.total, align);
-        if ((before || behind) && !(kind->flags & held)) continue;
+            table_begin_bucket(&table, align);
+        if (outside && !(kind->flags & held)) continue;
+
         Tensor *x = &table.tensors[table.count++];
         size_t id = row + (before ? 0 : behind ? g->L - 1 : numbers[l]) * in_layer;
-        *x = tensor_describe(g, id, experts ? shard.e : shard.t,
-                             experts ? shard.e_rank : shard.t_rank);
-        x->held = before || behind ? 0 : l;
+        if (experts) *x = tensor_describe(g, id, shard.e, shard.e_rank);
+        else *x = tensor_describe(g, id, shard.t, shard.t_rank);
+        x->held = outside ? 0 : l;
         x->offset = kind->flags & TENSOR_JOINED ? end : table.total;
-        // Tensor ranks hold whole tensors alike, and the first and the last stage a tied
-        // one.
-        x->counted = (kind->split != SPLIT_NONE || shard.t_rank == 0) &&
-                     (!tied || shard.embedding);
+
+        // Tensor ranks hold whole tensors alike, and the first and the last stage a tied one:
+        // one of them counts.
+        bool once = kind->split != SPLIT_NONE || shard.t_rank == 0;
+        x->counted = once && (!tied || shard.embedding);
+
         end = x->offset + x->size;
         if (x->size > table.largest) table.largest = x->size;
         table.total = round_up(end, TENSOR_ALIGN);
     }
-    table.total = table.buckets[table.bucket_count] = round_up(table.total, align);
+    table.total = round_up(table.total, align);
+    table.buckets[table.bucket_count] = table.total;
     return table;
 }
 
@@ -328,8 +320,7 @@ static inline const Tensor *table_find(const ParamTable *table, int kind, size_t
 // A run: `count` elements that are contiguous both in this rank's memory and in the
 // unsharded tensor.
 typedef struct {
-    size_t local;   // element of the rank's part of the tensor (add Tensor.offset for the
-                    // flat buffer)
+    size_t local;   // element of the rank's part (Tensor.offset is that part's place)
     size_t global;  // element of the unsharded tensor, as in files
     size_t count;
 } Run;
@@ -339,12 +330,13 @@ typedef struct {
 // can be 0. Returns false behind the last run.
 static inline bool tensor_run(const Tensor *x, size_t i, size_t lo, size_t hi, Run *run) {
     Split split = x->t == 1 ? SPLIT_NONE : x->spec->split;
-    size_t runs = split == SPLIT_COLUMNS ? x->rows
-                  : split == SPLIT_QKV   ? 3 * x->rows
-                                         : 1,
-           count = x->size / runs;
-    size_t begin = i * count, end = begin + count, whole = x->rows * x->cols,
-           skip = lo > begin ? lo - begin : 0;
+    size_t runs = split == SPLIT_COLUMNS ? x->rows : split == SPLIT_QKV ? 3 * x->rows : 1;
+    size_t count = x->size / runs;
+    size_t begin = i * count, end = begin + count;
+    size_t skip = lo > begin ? lo - begin : 0;
+
+    // The padding of the vocabulary lies behind the whole tensor.
+    size_t whole = x->rows * x->cols;
     size_t global = x->spec->split == SPLIT_NONE ? 0 : (i * x->t + x->t_rank) * count;
     size_t left = global < whole ? whole - global : 0;
     if (end > begin + left) end = begin + left;

@@ -64,8 +64,8 @@ static inline size_t moe_dimension(const GPTConfig *g, char letter) {
 // GPT-2's, with k MLPs of 48 C^2 FLOPs a token, forward and backward, in the place of one,
 // and the router's 6 E C.
 static inline double moe_flops(const GPTConfig *g, double tokens, size_t T) {
-    double C = (double)g->C,
-           more = 48.0 * ((double)moe_of(g)->k - 1.0) * C + 6.0 * (double)moe_of(g)->E;
+    double C = (double)g->C;
+    double more = 48.0 * ((double)moe_of(g)->k - 1.0) * C + 6.0 * (double)moe_of(g)->E;
     return gpt2_flops(g, tokens, T) + tokens * (double)g->L * C * more;
 }
 

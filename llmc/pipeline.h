@@ -211,8 +211,8 @@ static inline bool pipeline_link_ends(int p, int v, int link, int *from, int *to
 // ends. Forwards go up the global chunks, backwards down; a weight step has no message.
 static inline void pipeline_neighbours(int p, int stage, int v, PipelineStep step,
                                        int *from, int *to) {
-    bool first = stage == 0 && step.chunk == 0,
-         last = stage == p - 1 && step.chunk == v - 1;
+    bool first = stage == 0 && step.chunk == 0;
+    bool last = stage == p - 1 && step.chunk == v - 1;
     int previous = first ? PIPELINE_NONE : stage > 0 ? stage - 1 : p - 1;
     int next = last ? PIPELINE_NONE : stage < p - 1 ? stage + 1 : 0;
     *from = step.kind == STEP_WEIGHT    ? PIPELINE_NONE
@@ -279,8 +279,8 @@ static inline size_t pipeline_slots(const PipelineLists *l, int stage, size_t *s
     const PipelineStep *steps = l->steps[stage];
     size_t count = l->counts[stage], slots = 0, top = 0, pairs = (size_t)l->m * l->v;
     StepKind last_use = pipeline_last_use(steps, count);
-    size_t *slot_of = (size_t *)host_alloc(2 * pairs, sizeof *slot_of),
-           *unused = slot_of + pairs;  // a stack
+    size_t *slot_of = (size_t *)host_alloc(2 * pairs, sizeof *slot_of);
+    size_t *unused = slot_of + pairs;  // a stack
     for (size_t i = 0; i < count; i++) {
         size_t *mine = &slot_of[(size_t)steps[i].micro * l->v + steps[i].chunk];
         if (steps[i].kind == STEP_FORWARD) *mine = top > 0 ? unused[--top] : slots++;

@@ -71,8 +71,8 @@ static inline double *reference_take(double **free_memory, size_t count) {
 }
 
 static inline ReferencePass reference_pass_create(const GPTConfig *g, size_t B, size_t T) {
-    size_t N = B * T, C = g->C, layer = N * (18 * C + 4 + g->NH * T),
-           rest = N * (2 * C + 3 + g->V);
+    size_t N = B * T, C = g->C, layer = N * (18 * C + 4 + g->NH * T);
+    size_t rest = N * (2 * C + 3 + g->V);
     ReferencePass a;
     double *p = a.memory = reference_allocate(g->L * layer + rest);
     a.layers = (ReferenceLayer *)host_alloc(g->L + 1, sizeof(ReferenceLayer));
@@ -245,8 +245,8 @@ static inline double reference_gradient_norm(const Reference *ref) {
 static inline void reference_adamw(Reference *ref, size_t step, double lr, double beta1,
                                    double beta2, double eps, double weight_decay,
                                    double grad_scale) {
-    double correction1 = 1.0 - pow(beta1, (double)step),
-           correction2 = 1.0 - pow(beta2, (double)step);
+    double correction1 = 1.0 - pow(beta1, (double)step);
+    double correction2 = 1.0 - pow(beta2, (double)step);
     for (size_t k = 0; k < ref->table.count; k++) {
         const Tensor *x = &ref->table.tensors[k];
         double decay = x->spec->flags & TENSOR_DECAYS ? weight_decay : 0.0;

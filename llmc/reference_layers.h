@@ -147,8 +147,8 @@ static inline void reference_attention_forward(double *out, double *att, const d
     for (size_t i = 0; i < B * NH * T; i++) {
         size_t b = i / T / NH, h = i / T % NH, t = i % T;
         const double *query = qkv + (b * T + t) * 3 * C + h * HS;
-        double *row = att + i * T, *y = out + (b * T + t) * C + h * HS, max = -INFINITY,
-               sum = 0;
+        double *row = att + i * T, *y = out + (b * T + t) * C + h * HS;
+        double max = -INFINITY, sum = 0;
         for (size_t s = 0; s <= t; s++) {  // a token sees itself and earlier ones
             const double *key = qkv + (b * T + s) * 3 * C + C + h * HS;
             double dot = 0;
@@ -174,8 +174,8 @@ static inline void reference_attention_backward(double *dqkv, const double *dout
     size_t HS = C / NH;
     double scale = 1.0 / sqrt((double)HS);
     for (size_t i = 0; i < B * NH * T; i++) {
-        size_t b = i / T / NH, h = i / T % NH, t = i % T,
-               query = (b * T + t) * 3 * C + h * HS;
+        size_t b = i / T / NH, h = i / T % NH, t = i % T;
+        size_t query = (b * T + t) * 3 * C + h * HS;
         const double *row = att + i * T, *dy = dout + (b * T + t) * C + h * HS;
         double mean =
             0;  // sum over s of row[s] * drow[s], which the softmax's gradient subtracts

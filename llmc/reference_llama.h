@@ -40,16 +40,16 @@ static inline void reference_norm_backward(const Llama *m, double *dinp, double 
         for (size_t c = 0; c < C; c++) squares += (x[c] - mean) * (x[c] - mean);
         double rstd = 1 / sqrt(squares / (double)C + m->epsilon);
         for (size_t c = 0; c < C; c++) {
-            double norm = (x[c] - mean) * rstd,
-                   dnorm = dy[c] * (centred ? weight[c] + 1 : weight[c]);
+            double norm = (x[c] - mean) * rstd;
+            double dnorm = dy[c] * (centred ? weight[c] + 1 : weight[c]);
             if (centred) dnorm_mean += dnorm / (double)C;
             dnorm_norm_mean += dnorm * norm / (double)C;
             dweight[c] += dy[c] * norm;
             if (centred) dbias[c] += dy[c];
         }
         for (size_t c = 0; c < C; c++) {
-            double norm = (x[c] - mean) * rstd,
-                   dnorm = dy[c] * (centred ? weight[c] + 1 : weight[c]);
+            double norm = (x[c] - mean) * rstd;
+            double dnorm = dy[c] * (centred ? weight[c] + 1 : weight[c]);
             dinp[n * C + c] += rstd * (dnorm - dnorm_mean - norm * dnorm_norm_mean);
         }
     }
@@ -111,8 +111,8 @@ static inline void reference_groups(double *out, double *att, const double *qkv,
     double scale = 1 / sqrt((double)HS);
     for (size_t i = 0; i < B * NH * T; i++) {
         size_t b = i / T / NH, h = i / T % NH, t = i % T, query = (b * T + t) * S + h * HS;
-        size_t first_key = b * T * S + (NH + h / (NH / KV)) * HS,
-               at = ((b * T + t) * NH + h) * HS;
+        size_t first_key = b * T * S + (NH + h / (NH / KV)) * HS;
+        size_t at = ((b * T + t) * NH + h) * HS;
         double *row = att + i * T, max = -INFINITY, sum = 0, mean = 0;
         for (size_t s = 0; s <= t && !dout; s++) {
             row[s] = 0;
@@ -177,8 +177,8 @@ typedef struct {
 
 static inline double *reference_blocks(ReferenceBlock *blocks, const Llama *m,
                                        const GPTConfig *g, size_t B, size_t T) {
-    size_t N = B * T, C = g->C, S = C + 2 * m->KV * (C / g->NH),
-           layer = N * (5 * C + S + g->NH * T + 3 * m->F);
+    size_t N = B * T, C = g->C, S = C + 2 * m->KV * (C / g->NH);
+    size_t layer = N * (5 * C + S + g->NH * T + 3 * m->F);
     double *memory = reference_allocate((g->L + 1) * layer), *p = memory;
     for (size_t l = 0; l <= g->L; l++) {
         ReferenceBlock *x = &blocks[l];
@@ -209,8 +209,8 @@ static inline void reference_block_forward(const Reference *ref, size_t l,
                                            ReferenceBlock *x, double *out, size_t B,
                                            size_t T) {
     const Llama *m = llama_of(&ref->config);
-    size_t N = B * T, C = ref->config.C, NH = ref->config.NH, HS = C / NH, K = m->KV * HS,
-           S = C + 2 * K, F = m->F;
+    size_t N = B * T, C = ref->config.C, NH = ref->config.NH, HS = C / NH;
+    size_t K = m->KV * HS, S = C + 2 * K, F = m->F;
     size_t G = m->type == NEMOTRON ? 1 : 2;
     double *w[LLAMA_KINDS];
     reference_llama_find(ref, ref->params, l, w);
@@ -235,8 +235,8 @@ static inline void reference_block_backward(Reference *ref, size_t l,
                                             const ReferenceBlock *x, ReferenceBlock *d,
                                             const double *dout, size_t B, size_t T) {
     const Llama *m = llama_of(&ref->config);
-    size_t N = B * T, C = ref->config.C, NH = ref->config.NH, HS = C / NH, K = m->KV * HS,
-           S = C + 2 * K, F = m->F;
+    size_t N = B * T, C = ref->config.C, NH = ref->config.NH, HS = C / NH;
+    size_t K = m->KV * HS, S = C + 2 * K, F = m->F;
     size_t G = m->type == NEMOTRON ? 1 : 2;
     double *w[LLAMA_KINDS], *g[LLAMA_KINDS];
     reference_llama_find(ref, ref->params, l, w);

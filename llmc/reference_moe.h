@@ -135,8 +135,8 @@ static inline void reference_moe_backward(const ReferenceMoe *moe, double *dinp,
                                           ReferenceExperts w, double scale, size_t B,
                                           size_t T, size_t C, size_t F) {
     size_t E = moe->E, k = moe->k;
-    double *dprobs = reference_allocate(E), *dy = reference_allocate(C),
-           *row = reference_allocate(2 * F);
+    double *dprobs = reference_allocate(E), *dy = reference_allocate(C);
+    double *row = reference_allocate(2 * F);
     for (size_t n = 0; n < B * T; n++) {
         double mean = 0;  // what the softmax's gradient subtracts
         for (size_t e = 0; e < E; e++)

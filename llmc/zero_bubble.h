@@ -103,8 +103,8 @@ static inline double auto_arrival(const AutoRun *r, const AutoStage *s, StepKind
 // *until: when its next input arrives.
 static inline int auto_choose(AutoRun *r, int stage, double now, double *until) {
     const AutoStage *s = &r->stages[stage];
-    double forward = auto_arrival(r, s, STEP_FORWARD),
-           backward = auto_arrival(r, s, STEP_BACKWARD);
+    double forward = auto_arrival(r, s, STEP_FORWARD);
+    double backward = auto_arrival(r, s, STEP_BACKWARD);
     int ahead = s->done[STEP_FORWARD] - s->done[STEP_BACKWARD] - (r->p - stage);
     *until = fmin(forward, backward);
     if (forward <= now && (backward > now || ahead < r->extra)) return STEP_FORWARD;

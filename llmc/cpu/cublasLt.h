@@ -194,8 +194,8 @@ static inline cublasStatus_t cpu_lt_check(cublasLtMatmulDesc_t desc,
             return cpu_lt_refuse(CUBLAS_STATUS_INVALID_VALUE, "%c is %zu x %zu", "ABD"[i],
                                  (size_t)l -> rows, (size_t)l -> cols);
     }
-    bool trans_a = desc->value[CUBLASLT_MATMUL_DESC_TRANSA],
-         trans_b = desc->value[CUBLASLT_MATMUL_DESC_TRANSB];
+    bool trans_a = desc->value[CUBLASLT_MATMUL_DESC_TRANSA];
+    bool trans_b = desc->value[CUBLASLT_MATMUL_DESC_TRANSB];
     uint64_t m = trans_a ? a->cols : a->rows, k = trans_a ? a->rows : a->cols;
     uint64_t kb = trans_b ? b->cols : b->rows, n = trans_b ? b->rows : b->cols;
     if (k != kb || d->rows != m || d->cols != n)
@@ -266,8 +266,8 @@ static inline cublasStatus_t cublasLtMatmul(
         return cpu_lt_refuse(CUBLAS_STATUS_NOT_SUPPORTED, "C is not D, or alpha is not 1");
     uint64_t bytes_d = cpu_lt_bytes(d);
     for (int i = 0; i < 3; i++) {
-        size_t size = cpu_lt_type_size(layouts[i]->type),
-               align = algo ? algo->data[i < 2 ? 2 + i : 5] : size;
+        size_t size = cpu_lt_type_size(layouts[i]->type);
+        size_t align = algo ? algo->data[i < 2 ? 2 + i : 5] : size;
         uint64_t bytes = cpu_lt_bytes(layouts[i]);
         const char *p = (const char *)pointers[i];
         if (!cpu_is_device_range(p, bytes))

@@ -181,8 +181,8 @@ static inline cudaError_t cudaEventDestroy(cudaEvent_t event) {
 // Returns the bytes of the "device": CPU_DEVICE_MEMORY (in MiB) or the machine's memory, or
 // in a simulation the memory of the cluster's device. Available is the rest of both.
 static inline cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
-    size_t machine = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE),
-           unused = machine;
+    size_t machine = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
+    size_t unused = machine;
     FILE *f = fopen("/proc/meminfo", "r");
     if (f) {
         char line[128];

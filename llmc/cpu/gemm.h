@@ -140,8 +140,8 @@ static inline void cpu_gemm_tile(const CpuGemm *g, size_t r0, size_t rows, size_
         size_t k = std::min(depth, g->depth - k0);
         size_t x_row = g->trans_x ? k0 : r0, x_col = g->trans_x ? r0 : k0;
         size_t y_row = g->trans_y ? c0 : k0, y_col = g->trans_y ? k0 : c0;
-        const float *x = (const float *)g->x.at(x_row, x_col),
-                    *y = (const float *)g->y.at(y_row, y_col);
+        const float *x = (const float *)g->x.at(x_row, x_col);
+        const float *y = (const float *)g->y.at(y_row, y_col);
         size_t ldx = g->x.ld, ldy = g->y.ld;
         bool trans_y = g->trans_y;
         if (dense_x) {

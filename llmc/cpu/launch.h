@@ -61,8 +61,8 @@ inline void cpu_run_grid(const CpuGrid *g, double *thread_seconds) {
     double start = seconds_wall(), expected = threads * *thread_seconds;
     bool parallel = blocks > 1 && expected > 30e-6 && omp_get_max_threads() > 1 &&
                     !omp_in_parallel();
-    size_t workers = parallel ? (size_t)omp_get_max_threads() : 1,
-           chunk = blocks / (workers * 8) + 1;
+    size_t workers = parallel ? (size_t)omp_get_max_threads() : 1;
+    size_t chunk = blocks / (workers * 8) + 1;
 #pragma omp parallel if (parallel)
     {
         CpuBlock *b = cpu_enter_grid(g);

@@ -39,9 +39,8 @@ struct CpuChannel {
     double ready[2];              // ns: when it was ready for the last two
 };
 
-enum {
-    CPU_SIMULATED_SPLITS = 2064
-};  // communicators that all ranks make in turn: two links a stage, and a few more
+// Communicators that all ranks make in turn: two links a stage, and a few more.
+enum { CPU_SIMULATED_SPLITS = 2064 };
 
 struct CpuShared {                     // one of each for every process
     std::atomic<uint32_t> bell;        // counts events that may let it continue

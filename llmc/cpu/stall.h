@@ -117,8 +117,8 @@ static inline double stall_patience(void) {
 // longer (Ctrl-Z, a laptop that sleeps, a debugger) cannot blame its peers, which may have
 // been stopped as well. Nor does it count while a peer is stopped: looks once a second.
 static inline bool stall_wait(Stall *s) {
-    double now = seconds_wall(), since = s->seen > 0 ? now - s->seen : 0,
-           before = s->waited;
+    double now = seconds_wall();
+    double since = s->seen > 0 ? now - s->seen : 0, before = s->waited;
     s->waited += since < 0.5 ? since : 0.5;
     s->seen = now;
     if (floor(s->waited) > floor(before) && stall_is_stopped()) s->waited = 0;

@@ -47,8 +47,8 @@ struct CpuMmaProduct {
     float (*d)[4];
     const uint32_t (*a)[4];
     const __nv_bfloat16 *row;  // the lane's row of the first ldmatrix
-    size_t k_step,
-        n_step;  // elements from there to the next step of k, and to the next pair of tiles
+    // elements from there to the next step of k, and to the next pair of tiles
+    size_t k_step, n_step;
     bool trans;
 
     // Widens row r of one 8 x 8 matrix into b: a row of it, or without trans a column.

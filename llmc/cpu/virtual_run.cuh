@@ -28,8 +28,8 @@ static inline bool options_check_simulation(Options *o, Error *err) {
     for (const FieldTable *t = o->tables; t < o->tables + 3; t++) {
         for (const Field *f = t->fields; f < t->fields + t->count; f++) {
             if (!(f->tags & OPTION_TRAINS)) continue;
-            bool mark = f->type == FIELD_MARK,
-                 text_or_size = !mark && f->type != FIELD_SWITCH;
+            bool mark = f->type == FIELD_MARK;
+            bool text_or_size = !mark && f->type != FIELD_SWITCH;
             size_t bytes = text_or_size ? sizeof(size_t)
                            : mark       ? sizeof(int)
                                         : sizeof(bool);
@@ -67,8 +67,8 @@ static inline bool trainer_simulate_stages(Options *o, Error *err) {
     cpu_clock_start(&cluster, true);
     cpu_clock().shift =
         (size_t)grid_rank_at(grid, 0, grid_worst_data_rank(grid, &cluster), 0);
-    int *ranks = (int *)host_alloc(grid->world, sizeof(int)),
-        count = (int)grid_group(grid, 'p', ranks);
+    int *ranks = (int *)host_alloc(grid->world, sizeof(int));
+    int count = (int)grid_group(grid, 'p', ranks);
     for (size_t i = 1; i < o->context; i++) ranks[count++] = grid_rank_at(grid, 0, i, 0);
     bool ok = cpu_simulate_ranks(ranks, count, (int)grid->world);
     free(ranks);
@@ -129,8 +129,8 @@ static inline void virtual_print_row(const CpuStep *v, const char *name) {
 // other ranks are zero.
 static inline void virtual_print(const Trainer *m, const CpuStep *steps) {
     CpuStep mean = CpuStep();
-    double bubble = 0, n = 0, gpus = (double)m->job.size,
-           tokens = (double)m->opt.global_batch * (double)m->opt.seq;
+    double bubble = 0, n = 0, gpus = (double)m->job.size;
+    double tokens = (double)m->opt.global_batch * (double)m->opt.seq;
     for (int rank = 0; rank < m->job.size; rank++) n += steps[rank].ms > 0;
     for (int rank = 0; rank < m->job.size; rank++) {
         const double *part = steps[rank].part;
@@ -142,8 +142,8 @@ static inline void virtual_print(const Trainer *m, const CpuStep *steps) {
         mean.bytes += steps[rank].bytes / n;
         for (int i = 0; i < TIME_PARTS; i++) mean.part[i] += part[i] / n;
     }
-    double seconds = 1e-3 * steps[0].ms,
-           model = count_flops(&m->config, tokens, m->opt.seq), done = model;
+    double seconds = 1e-3 * steps[0].ms;
+    double model = count_flops(&m->config, tokens, m->opt.seq), done = model;
     // Of 96 B T L C^2 (1 + T/6C + V/16LC) the head, which is not computed again, has 72
     // V/16LC.
     double head = 6.0 * tokens * (double)m->config.V * (double)m->config.C;

@@ -174,8 +174,8 @@ static inline void cpu_copy_tile(size_t which) {
     CpuTile t = w.tiles[which];
     w.tiles.erase(w.tiles.begin() + (ptrdiff_t)which);
     for (int r = 0; r < 64; r++) {
-        size_t row = (size_t)(t.row + r), head = (size_t)t.head,
-               channel = (size_t)t.channel;
+        size_t row = (size_t)(t.row + r), head = (size_t)t.head;
+        size_t channel = (size_t)t.channel;
         const __nv_bfloat16 *from = t.map.x;
         from += (((size_t)t.sequence * t.map.T + row) * t.map.heads + head) * t.map.HS +
                 channel;
@@ -254,8 +254,8 @@ static inline void wgmma_commit() {
 // Returns element (k, n) of a described factor. If rows of the tile are those of k, n lies
 // along them.
 static inline float cpu_factor(uint64_t matrix, bool rows_of_k, uint32_t k, uint32_t n) {
-    uint32_t start = (uint32_t)(matrix & 0x3FFF) << 4,
-             panel = (uint32_t)(matrix >> 16 & 0x3FFF) << 4;
+    uint32_t start = (uint32_t)(matrix & 0x3FFF) << 4;
+    uint32_t panel = (uint32_t)(matrix >> 16 & 0x3FFF) << 4;
     uint32_t eight = (uint32_t)(matrix >> 32 & 0x3FFF) << 4;
     uint32_t at = rows_of_k ? n / 64 * panel + n % 64 * 2 + k / 8 * eight + k % 8 * 128
                             : n / 8 * eight + n % 8 * 128 + k * 2;

@@ -248,11 +248,11 @@ static inline bool config_write_again(const char *path, const GPTConfig *g, bool
     if (!source) return true;
     size_t bytes;
     const char *end, *value;
-    char *own = file_read(path, CONFIG_MAX_FILE, &bytes, err), member[128],
-         *text = host_string(source);
+    char *own = file_read(path, CONFIG_MAX_FILE, &bytes, err), member[128];
+    char *text = host_string(source);
     if (!own) return free(text), false;
-    bool newer = json_member(text, "dtype", &end) != NULL,
-         older = json_member(text, "torch_dtype", &end) != NULL;
+    bool newer = json_member(text, "dtype", &end) != NULL;
+    bool older = json_member(text, "torch_dtype", &end) != NULL;
     const char *const set[][2] = {
         // a member of the source, and the one of ours that says it
         {"architectures", "architectures"},

@@ -158,8 +158,8 @@ static inline const char *json_member(const char *text, const char *key, const c
 static inline char *json_set_member(char *text, const char *key, const char *value) {
     const char *end, *at = json_member(text, key, &end);
     const char *before = "", *after = at ? "" : "\n";
-    char *made = (char *)host_alloc(strlen(text) + strlen(key) + strlen(value) + 16, 1),
-         name[64] = "";
+    char *made = (char *)host_alloc(strlen(text) + strlen(key) + strlen(value) + 16, 1);
+    char name[64] = "";
     if (!at) {
         end = strrchr(text, '}');
         for (at = end; strchr(" \n\r\t", at[-1]);) at--;

@@ -78,8 +78,8 @@ static inline bool log_scan(FILE *in, const char *path, size_t done, long *end, 
     for (ssize_t n; ok && (n = getline(&line, &room, in)) > 0; at += n, number++) {
         unsigned long long step;
         size_t length = strlen(line) < strlen(LOG_START) ? strlen(line) : strlen(LOG_START);
-        bool whole = line[n - 1] == '\n',
-             begins = at + (long)length > 0 && strncmp(line, LOG_START, length) == 0;
+        bool whole = line[n - 1] == '\n';
+        bool begins = at + (long)length > 0 && strncmp(line, LOG_START, length) == 0;
         ok = whole ? sscanf(line, LOG_START "%llu,", &step) == 1 : begins;
         bool eval = strstr(line, LOG_EVAL) != NULL;
         if (ok && whole && (eval || step <= done) && *end == at)

@@ -216,8 +216,8 @@ static inline bool options_resolve_model(Options *o, const GPTConfig *file, Erro
 // every micro-batch in flight.
 static inline bool options_check_size(const Options *o, Error *err) {
     const GPTConfig *c = &o->config;
-    double C = (double)c->C, layer = 12 * C * C + 13 * C,
-           tokens = (double)o->global_batch * (double)o->seq;
+    double C = (double)c->C, layer = 12 * C * C + 13 * C;
+    double tokens = (double)o->global_batch * (double)o->seq;
     double params = (double)c->L * layer + ((double)c->V + 128 + (double)c->maxT) * C;
     double acts = (double)o->micro_batch * (double)o->seq * ((double)c->V + 128 + 64 * C) +
                   tokens * (4 + (double)c->L * 40 * C);

@@ -35,8 +35,8 @@ typedef struct {
 } Philox;
 
 RANDOM_FUNCTION Philox philox4x32_10(Philox counter, uint32_t key0, uint32_t key1) {
-    uint32_t a = counter.word[0], b = counter.word[1], c = counter.word[2],
-             d = counter.word[3];
+    uint32_t a = counter.word[0], b = counter.word[1], c = counter.word[2];
+    uint32_t d = counter.word[3];
     for (int round = 0; round < 10; round++) {
         uint64_t p = (uint64_t)0xD2511F53u * a, q = (uint64_t)0xCD9E8D57u * c;
         a = (uint32_t)(q >> 32) ^ b ^ key0;

@@ -22,13 +22,8 @@
 
 enum { ST_MAX_HEADER = 100000000, ST_STAGE = 16384, ST_MAX_FILES = 1000 };
 
-enum {
-    ST_F32,
-    ST_BF16,
-    ST_F16,
-    ST_F64,
-    ST_OTHER
-};  // rows of ST_TYPES; from ST_OTHER on: no model has them
+// Rows of ST_TYPES; from ST_OTHER on: no model has them.
+enum { ST_F32, ST_BF16, ST_F16, ST_F64, ST_OTHER };
 
 typedef struct {
     char *name;      // comes first: compare_names sorts entries

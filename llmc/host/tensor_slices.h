@@ -27,12 +27,8 @@ static inline Checksums checksums_make(const GPTConfig *config, bool bf16) {
     return c;
 }
 
-typedef enum {
-    STATE_WEIGHTS,
-    STATE_M,
-    STATE_V,
-    STATE_MASTER
-} StateKind;  // master: of a bf16 run
+// Master: of a bf16 run.
+typedef enum { STATE_WEIGHTS, STATE_M, STATE_V, STATE_MASTER } StateKind;
 
 enum { STATE_NAME_SIZE = sizeof((Tensor *)0)->name + 16 };
 

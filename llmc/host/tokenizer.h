@@ -32,8 +32,8 @@ typedef struct {
     int number;
     bool named;  // the vocabulary's name for it is no text in bytes: words do not have it
     bool late;   // an added token that is looked for behind the others, in what they leave
-    bool lstrip,
-        rstrip;  // an added token that takes the white space before it, or behind it
+    // an added token that takes the white space before it, or behind it
+    bool lstrip, rstrip;
 } Token;
 
 typedef struct {

@@ -156,8 +156,8 @@ static inline bool pattern_check(const char *pattern, const char *path, Error *e
 // Digits, then ByteLevel. NULL with a sentence: another.
 static inline const char *kind_pattern(const cJSON *splitter, const char *path,
                                        Error *err) {
-    const cJSON *list = json_get(splitter, "pretokenizers"), *first = splitter,
-                *last = splitter;
+    const cJSON *list = json_get(splitter, "pretokenizers"), *first = splitter;
+    const cJSON *last = splitter;
     const char *type = json_text(splitter, "type");
     if (type && strcmp(type, "Sequence") == 0 && cJSON_IsArray(list) &&
         cJSON_GetArraySize(list) == 2) {

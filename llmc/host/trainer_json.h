@@ -144,8 +144,8 @@ static inline void progress_lesson(TrainerState *progress, const FieldTable *row
 // or of another trainer, has no text or other names: nothing is known then.
 static inline void trainer_lesson_compare(const char *saved, const char *now, FILE *out) {
     for (const char *a = saved, *b = now; *a && *b;) {
-        int of_a = (int)strcspn(a, ","), of_b = (int)strcspn(b, ","),
-            name = (int)strcspn(a, "=");
+        int of_a = (int)strcspn(a, ","), of_b = (int)strcspn(b, ",");
+        int name = (int)strcspn(a, "=");
         bool same_name = strncmp(a, b, (size_t)name + 1) == 0;
         if (same_name && (of_a != of_b || strncmp(a, b, (size_t)of_a) != 0))
             fprintf(out, "note: the checkpoint was trained with %.*s, this run has %.*s\n",

@@ -95,8 +95,8 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
     for (int m = 0; m < M; m++) {
         MmaPlace rows = mma_group(at, m);
         quad_sum(sum[m]);
-        const float up = DROP ? drop.scale : 1.0f, up0 = up / sum[m][0],
-                    up1 = up / sum[m][1];
+        const float up = DROP ? drop.scale : 1.0f, up0 = up / sum[m][0];
+        const float up1 = up / sum[m][1];
         store_fragments(a.out + at.out, a.out_stride, 0, rows, a, mixed[m], up0, up1);
         UNROLL
         for (int i = 0; i < 2; i++)
@@ -124,8 +124,8 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
     float of_row[2] = {0.0f, 0.0f}, norm[2];
     UNROLL
     for (int i = 0; i < 4 * A::K16; i++) {
-        uint32_t x = load_pair<A>(a.y + at.out, a.out_stride, at, a, i),
-                 y = d[i / 4][i % 4];
+        uint32_t x = load_pair<A>(a.y + at.out, a.out_stride, at, a, i);
+        uint32_t y = d[i / 4][i % 4];
         of_row[i % 2] += low_float(x) * low_float(y) + high_float(x) * high_float(y);
     }
     quad_sum(of_row);
@@ -209,8 +209,8 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
                     at.others, a);
         // Half of the threads copy lse, the others dot. A query that does not exist has
         // zeros, and so all of its products.
-        int of = (int)(threadIdx.x / ATTENTION_MMA_ROWS),
-            query = (int)(threadIdx.x % ATTENTION_MMA_ROWS);
+        int of = (int)(threadIdx.x / ATTENTION_MMA_ROWS);
+        int query = (int)(threadIdx.x % ATTENTION_MMA_ROWS);
         const float *from = (of == 0 ? a.lse : a.dot) + at.stat + begin;
         const auto next = [&](int stage, int first) {
             bool exists = first + query < at.others;

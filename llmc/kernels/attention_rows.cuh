@@ -29,8 +29,8 @@ struct Attention {
     const floatX *q, *k, *v;
     floatX *out;
     float *lse;  // [B,NH,T] log-sum-exp of each row of scores
-    const floatX *y,
-        *dout;  // from here on for the backward pass: the outputs, and their gradients
+    // from here on for the backward pass: the outputs, and their gradients
+    const floatX *y, *dout;
     floatX *dq, *dk, *dv;
     float *dot;  // [B,NH,T] dot product of each output and its gradient
     // T queries and Tk keys of sequences whose rows, and those of lse and dot, are `rows`
@@ -82,8 +82,8 @@ template <class A>
 __device__ __forceinline__ void attention_place(AttentionPlace &p,
                                                 const typename A::Args &a, bool keys,
                                                 unsigned rows) {
-    unsigned T = (unsigned)(keys ? a.Tk : a.T), heads = (unsigned)(keys ? a.KV : a.NH),
-             blocks = CEIL_DIV(T, rows);
+    unsigned T = (unsigned)(keys ? a.Tk : a.T);
+    unsigned heads = (unsigned)(keys ? a.KV : a.NH), blocks = CEIL_DIV(T, rows);
     unsigned head = blockIdx.x / blocks, block = blockIdx.x % blocks;
     p.T = (int)T;
     p.others = (int)(keys ? a.T : a.Tk);
@@ -243,8 +243,8 @@ __device__ __forceinline__ void mix_tile(typename A::V (&own)[A::CHANNELS],
 template <class A>
 __device__ __forceinline__ void hide_keys(Scores<A> &s, const AttentionPlace &at,
                                           int first) {
-    int last = (at.full ? at.others - 1 : at.row) - first,
-        step = at.full ? 0 : 1;  // row + r sees j <= last + r step
+    int last = (at.full ? at.others - 1 : at.row) - first;
+    int step = at.full ? 0 : 1;  // row + r sees j <= last + r step
     if (last + 1 >= A::TILE) return;
     for (int j = 0; j < A::TILE; j++)
         for (int r = 0; r < A::R; r++)
@@ -409,8 +409,8 @@ __global__ void __launch_bounds__(A::THREADS, 1)
 template <class A, bool DROP>
 static inline void attention_rows(const typename A::Args &a, const Dropout &drop,
                                   bool backward, cudaStream_t stream) {
-    unsigned blocks = attention_blocks(a, false, A::BLOCK_ROWS),
-             key_blocks = attention_blocks(a, true, A::BLOCK_ROWS);
+    unsigned blocks = attention_blocks(a, false, A::BLOCK_ROWS);
+    unsigned key_blocks = attention_blocks(a, true, A::BLOCK_ROWS);
     if (!backward) {
         LAUNCH((attention_forward_rows_kernel<A, DROP>), blocks, A::THREADS, stream)
         (a, drop);

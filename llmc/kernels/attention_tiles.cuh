@@ -284,8 +284,8 @@ __device__ __forceinline__ uint32_t kept_queries(const Dropout &d, const MmaPlac
     uint32_t own = 0, of_column[8], kept = 0;
     UNROLL
     for (int i = 0; i < A::QUERIES / 16; i++) {
-        int query = first + (2 * i + g / 4) * 8 + at.pair + g % 2,
-            key = at.warp_row + g / 2 % 2 * 8;
+        int query = first + (2 * i + g / 4) * 8 + at.pair + g % 2;
+        int key = at.warp_row + g / 2 % 2 * 8;
         Philox block = a.scores_block(d, at.b, at.h, (size_t)query, (size_t)key);
         own |= dropout_kept(&d, &block) << 8 * i;
     }

@@ -76,8 +76,8 @@ struct WgmmaItems {
         int rank = (int)blockIdx.x % blocks, head = (int)blockIdx.x / blocks;
         bool exists = round == 0;
         if constexpr (C::PERSISTENT) {
-            const int blocks_ = (int)gridDim.x,
-                      turn = round % 2 ? blocks_ - 1 - (int)blockIdx.x : (int)blockIdx.x;
+            const int blocks_ = (int)gridDim.x;
+            const int turn = round % 2 ? blocks_ - 1 - (int)blockIdx.x : (int)blockIdx.x;
             const int i = round * blocks_ + turn;
             exists = i < blocks * count;
             const int first = i / (blocks * group) * group, rest = i % (blocks * group);
@@ -325,8 +325,8 @@ template <bool SKIP, int N8>
 __device__ __forceinline__ bool softmax_tile(float (&s)[N8][4], float (&max)[2],
                                              float (&sum)[2], float (&correction)[2],
                                              float to_log2) {
-    float odd[2] = {s[0][1], s[0][3]}, largest[2] = {max[0], max[1]},
-          part[2] = {0.0f, 0.0f};
+    float odd[2] = {s[0][1], s[0][3]}, largest[2] = {max[0], max[1]};
+    float part[2] = {0.0f, 0.0f};
     UNROLL
     for (int i = 0; i < 4 * N8; i++) {
         float &to = i % 2 ? odd[i % 4 / 2] : largest[i % 4 / 2];
@@ -383,8 +383,8 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
     for (int round = 0; item.exists; item = items.item<C, false>(++round)) {
         const MmaPlace rows = wgmma_place(item, warp, T);
         const int buffer = round % C::BUFFERS, mine = wgmma_tiles<C>(item.row + wg * 64, T);
-        float o[HS / 8][4], s[KEYS / 8][4], max[2] = {-INFINITY, -INFINITY},
-                                            sum[2] = {0.0f, 0.0f}, correction[2];
+        float o[HS / 8][4], s[KEYS / 8][4], max[2] = {-INFINITY, -INFINITY};
+        float sum[2] = {0.0f, 0.0f}, correction[2];
         uint32_t p[KEYS / 16][4];
         const auto scores = [&] {
             barrier_wait(ring.x_full(at.s), at.parity);
@@ -493,8 +493,8 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
     for (int round = 0; item.exists; item = items.item<C, false>(++round)) {
         const MmaPlace rows = wgmma_place(item, warp, T);
         const int buffer = round % C::BUFFERS, mine = wgmma_tiles<C>(item.row + wg * 64, T);
-        const uint32_t q = ring.own(0, buffer) + wg * 64 * 128,
-                       d = ring.own(1, buffer) + wg * 64 * 128;
+        const uint32_t q = ring.own(0, buffer) + wg * 64 * 128;
+        const uint32_t d = ring.own(1, buffer) + wg * 64 * 128;
         float of_row[2] = {0.0f, 0.0f}, norm[2];
         float dq[HS / 8][4], s[KEYS / 8][4], ds[KEYS / 8][4];
         uint32_t e[KEYS / 16][4];
@@ -622,8 +622,8 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
         const int buffer = round % C::BUFFERS, tiles = group * item.tiles;
         // The first tile with a query that sees a key of the warpgroup.
         const int first = item.row + wg * 64 < T ? wg * 64 / QUERIES : item.tiles;
-        const uint32_t k = ring.own(0, buffer) + wg * 64 * 128,
-                       v = ring.own(1, buffer) + wg * 64 * 128;
+        const uint32_t k = ring.own(0, buffer) + wg * 64 * 128;
+        const uint32_t v = ring.own(1, buffer) + wg * 64 * 128;
         float dk[HS / 8][4], dv[HS / 8][4], s[QUERIES / 8][4], ds[QUERIES / 8][4];
         uint32_t p[QUERIES / 16][4], e[QUERIES / 16][4];
         // Shares the statistics with the warpgroup. All have read those of the tile before
@@ -766,8 +766,8 @@ static inline WgmmaItems wgmma_items(const Attention &a, bool keys, unsigned *gr
     WgmmaItems items = {(int)a.T, (int)(keys ? a.KV : a.NH), 0,
                         (int)CEIL_DIV(a.T, (size_t)C::OWN), 1};
     items.count = (int)a.B * items.heads;
-    const int all = items.blocks * items.count,
-              blocks = device_multiprocessors() * C::BLOCKS;
+    const int all = items.blocks * items.count;
+    const int blocks = device_multiprocessors() * C::BLOCKS;
     *grid = (unsigned)(C::PERSISTENT && blocks < all ? blocks : all);
     // as many heads as make whole turns, there and back
     int common = 2 * blocks;

@@ -31,8 +31,8 @@ __global__ void __launch_bounds__(BIAS_THREADS)
                         size_t chunk_rows) {
     size_t col = ((size_t)blockIdx.x * BIAS_THREADS + threadIdx.x) * W;
     if (col >= OC) return;
-    size_t begin = blockIdx.y * chunk_rows,
-           end = begin + chunk_rows < N ? begin + chunk_rows : N;
+    size_t begin = blockIdx.y * chunk_rows;
+    size_t end = begin + chunk_rows < N ? begin + chunk_rows : N;
     float sum[W] = {0.0f}, x[BIAS_BATCH][W];
     size_t row = begin;
     for (; row + BIAS_BATCH <= end; row += BIAS_BATCH) {

@@ -18,9 +18,8 @@
 #include "llmc/kernels/exponential.cuh"
 #include "llmc/kernels/packs.cuh"
 
-enum {
-    CLASSIFIER_TILE = 16
-};  // elements that a thread of the statistics works on at a time
+// Elements that a thread of the statistics works on at a time.
+enum { CLASSIFIER_TILE = 16 };
 
 // Takes a tile into the largest logit that a thread has met, and into the sums of exp(x -
 // max), one for each place of a tile. A larger logit than all before rescales the sums that
@@ -45,8 +44,8 @@ __device__ __forceinline__ void row_stats(float *row_max, float *row_sum, const 
                                           size_t valid) {
     constexpr int PACKS = W == 1 ? 1 : CLASSIFIER_TILE / W, TILE = PACKS * W;
     Share s = share_of(CEIL_DIV(valid, (size_t)W), threadIdx.x, blockDim.x);
-    size_t i = s.begin,
-           whole = s.end < valid / W ? s.end : valid / W;  // packs without padding
+    size_t i = s.begin;
+    size_t whole = s.end < valid / W ? s.end : valid / W;  // packs without padding
     float max = -INFINITY, sums[TILE] = {0.0f}, x[TILE], y[W];
     for (; i + (PACKS - 1) * s.step < whole; i += PACKS * s.step) {
         for (int j = 0; j < PACKS; j++) {
@@ -57,8 +56,8 @@ __device__ __forceinline__ void row_stats(float *row_max, float *row_sum, const 
     }
     for (; i < s.end; i += PACKS * s.step) {
         for (int j = 0; j < PACKS; j++) {
-            size_t first = (i + (size_t)j * s.step) * W,
-                   end = s.end * W < valid ? s.end * W : valid;
+            size_t first = (i + (size_t)j * s.step) * W;
+            size_t end = s.end * W < valid ? s.end * W : valid;
             for (int k = 0; k < W; k++)
                 x[j * W + k] = first + (size_t)k < end ? to_float(row[first + (size_t)k])
                                                        : -INFINITY;
@@ -80,8 +79,8 @@ __device__ __forceinline__ void row_gradient(floatX *row, float max, float sum,
                                              size_t Vl) {
     float scale = dloss / sum, x[W];
     Share s = share_of(Vl / W, threadIdx.x, blockDim.x);
-    size_t i = s.begin,
-           whole = s.end < valid / W ? s.end : valid / W;  // packs without padding
+    size_t i = s.begin;
+    size_t whole = s.end < valid / W ? s.end : valid / W;  // packs without padding
     unsigned place = (unsigned)target,
              mine = (unsigned)(i * W);  // 32 bits: no row is longer
     for (; i < whole; i += s.step, mine += (unsigned)(s.step * W)) {
@@ -116,8 +115,8 @@ __global__ void __launch_bounds__(512, 2)
     classifier_stats_kernel(float *max, float *sum, float *target_logit,
                             const floatX *logits, const int *targets, size_t V, size_t Vl,
                             size_t v_start) {
-    size_t n = blockIdx.x, target = (size_t)targets[n] - v_start,
-           valid = valid_columns(V, Vl, v_start);
+    size_t n = blockIdx.x, target = (size_t)targets[n] - v_start;
+    size_t valid = valid_columns(V, Vl, v_start);
     const floatX *row = logits + n * Vl;
     float row_max = -INFINITY, row_sum = 0.0f;
     if (valid > 0) row_stats<W>(&row_max, &row_sum, row, valid);
@@ -141,8 +140,8 @@ __global__ void __launch_bounds__(512, 2)
                                const float *sum, const float *target_logit,
                                const int *targets, float dloss, size_t V, size_t Vl,
                                size_t v_start, bool gradient) {
-    size_t n = blockIdx.x, target = (size_t)targets[n] - v_start,
-           valid = valid_columns(V, Vl, v_start);
+    size_t n = blockIdx.x, target = (size_t)targets[n] - v_start;
+    size_t valid = valid_columns(V, Vl, v_start);
     if (gradient)
         row_gradient<W>(logits + n * Vl, max[n], sum[n], target, dloss, valid, Vl);
     if (threadIdx.x == 0) {

@@ -190,8 +190,8 @@ __global__ void __launch_bounds__(ROW_THREADS)
     float before = row_lane() == 0 ? lse[stat] : 0.0f, other = part_lse[stat];
     if constexpr (ROW_LANES == 32)
         before = __shfl_sync(0xFFFFFFFFu, before, 0);  // whoever changes it alone reads it
-    float larger = before > other ? before : other,
-          smaller = before > other ? other : before;
+    float larger = before > other ? before : other;
+    float smaller = before > other ? other : before;
     float weight = 1.0f / (1.0f + expf(before - other));  // of the part
     Share s = row_share(HS);
     for (size_t i = s.begin; i < s.end; i += s.step)

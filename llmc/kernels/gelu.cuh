@@ -75,16 +75,16 @@ __global__ void __launch_bounds__(BIAS_THREADS)
                          const floatX *inp, size_t N, size_t F, size_t chunk_rows) {
     size_t col = ((size_t)blockIdx.x * BIAS_THREADS + threadIdx.x) * W;
     if (col >= F) return;
-    size_t begin = blockIdx.y * chunk_rows,
-           end = begin + chunk_rows < N ? begin + chunk_rows : N;
+    size_t begin = blockIdx.y * chunk_rows;
+    size_t end = begin + chunk_rows < N ? begin + chunk_rows : N;
     float sum[W] = {0.0f}, x[GELU_BATCH][W], d[GELU_BATCH][W];
     for (size_t row = begin; row < end; row += GELU_BATCH) {
         UNROLL
         for (size_t r = 0; r < GELU_BATCH;
              r++) {  // dinp may be dout: all reads before the writes
             if (row + r >= end) break;
-            const floatX *x_at = inp + (row + r) * F + col,
-                         *d_at = dout + (row + r) * F + col;
+            const floatX *x_at = inp + (row + r) * F + col;
+            const floatX *d_at = dout + (row + r) * F + col;
             prefetch(x_at + 4 * W);
             prefetch(d_at + 4 * W);  // for the threads of the next columns
             load_floats<W>(x[r], x_at);

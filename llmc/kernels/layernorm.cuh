@@ -184,8 +184,8 @@ __global__ void __launch_bounds__(LONG_ROW_THREADS)
     layernorm_backward_kernel(LayernormBackward a) {
     const size_t C = a.C;
     float *dweight = a.partials + (size_t)blockIdx.x * 2 * C, *dbias = dweight + C;
-    size_t first = (size_t)blockIdx.x * a.rows,
-           end = a.N - first < a.rows ? a.N : first + a.rows;
+    size_t first = (size_t)blockIdx.x * a.rows;
+    size_t end = a.N - first < a.rows ? a.N : first + a.rows;
     Share s = share_of(C / W, threadIdx.x, LONG_ROW_THREADS);
     for (size_t n = first; n < end; n++) {
         const floatX *x_row = a.inp + n * C, *dout_row = a.dout + n * C;
@@ -256,8 +256,8 @@ __global__ void __launch_bounds__(PACKS == 1 ? LAYERNORM_THREADS : 512)
         of_groups[PACKS == 1 ? LAYERNORM_THREADS * W : W];  // of all groups but the first
     __shared__ float of_warp[2][2][LAYERNORM_THREADS /
                                    32];  // of two rows, so that one barrier a row does
-    const unsigned warps = blockDim.x / 32, first_warp = threadIdx.y * warps,
-                   lane = threadIdx.x % 32;
+    const unsigned warps = blockDim.x / 32, first_warp = threadIdx.y * warps;
+    const unsigned lane = threadIdx.x % 32;
     const unsigned columns = (unsigned)a.C, stride = blockDim.x * W;
     unsigned first = blockIdx.x * (unsigned)a.rows, rows = (unsigned)a.N - first;
     if (rows > a.rows) rows = (unsigned)a.rows;
@@ -291,8 +291,8 @@ __global__ void __launch_bounds__(PACKS == 1 ? LAYERNORM_THREADS : 512)
             unpack(d, now[p].d);
             load_floats<W>(w, a.weight + column);
             for (int k = 0; k < W; k++) {
-                float normal = normalise(x[k], now[p]),
-                      dnormal = d[k] * norm_gain<NORM>(w[k]);
+                float normal = normalise(x[k], now[p]);
+                float dnormal = d[k] * norm_gain<NORM>(w[k]);
                 dw[p][k] += d[k] * normal;
                 db[p][k] += d[k];
                 sum += dnormal;
@@ -362,16 +362,16 @@ static inline size_t layernorm_backward_rows(size_t N) {
 // pass takes: of N rows, the layernorms' and the biases' of C columns, and the biases' of
 // up to F.
 static inline size_t reduce_scratch_floats(size_t N, size_t C, size_t F) {
-    size_t most = CEIL_DIV(N, layernorm_backward_rows(N)) * 2 * C,
-           bias = bias_backward_scratch(N, F > C ? F : C);
+    size_t most = CEIL_DIV(N, layernorm_backward_rows(N)) * 2 * C;
+    size_t bias = bias_backward_scratch(N, F > C ? F : C);
     return bias > most ? bias : most;
 }
 
 template <int W, int PACKS, Norm NORM>
 static inline void layernorm_backward_columns(const LayernormBackward &a, unsigned blocks,
                                               cudaStream_t stream) {
-    unsigned x = (unsigned)CEIL_DIV(a.C / W, (size_t)PACKS * 32) * 32,
-             y = LAYERNORM_THREADS / x;
+    unsigned x = (unsigned)CEIL_DIV(a.C / W, (size_t)PACKS * 32) * 32;
+    unsigned y = LAYERNORM_THREADS / x;
     if (PACKS > 1) y = 1;
     if (y > a.rows) y = (unsigned)a.rows;
     LAUNCH((layernorm_backward_columns_kernel<W, PACKS, NORM>), blocks, dim3(x, y), stream)

@@ -111,10 +111,10 @@ __global__ void __launch_bounds__(ROW_THREADS, 1)
     moe_place_kernel(Routing r, Moe moe, size_t B, size_t T) {
     size_t pair = block_row(), lane = row_lane(), k = moe.k;
     if (pair >= B * moe.E) return;
-    size_t b = pair / moe.E, e = pair % moe.E, piece = CEIL_DIV(T, (size_t)ROW_LANES),
-           count = 0;
-    size_t begin = b * T + (lane * piece < T ? lane * piece : T),
-           end = begin + piece < (b + 1) * T ? begin + piece : (b + 1) * T;
+    size_t b = pair / moe.E, e = pair % moe.E;
+    size_t piece = CEIL_DIV(T, (size_t)ROW_LANES), count = 0;
+    size_t begin = b * T + (lane * piece < T ? lane * piece : T);
+    size_t end = begin + piece < (b + 1) * T ? begin + piece : (b + 1) * T;
     size_t *source = r.source + (e * B + b) * moe.slots;
     float mass = 0.0f;
     for (size_t n = begin; n < end; n++) {
@@ -345,8 +345,8 @@ __global__ void __launch_bounds__(BIAS_THREADS)
                       size_t C, size_t E, size_t chunk_rows) {
     size_t at = ((size_t)blockIdx.x * BIAS_THREADS + threadIdx.x) * W, e = at / C;
     if (at >= E * C) return;
-    size_t begin = blockIdx.y * chunk_rows,
-           end = begin + chunk_rows < N ? begin + chunk_rows : N;
+    size_t begin = blockIdx.y * chunk_rows;
+    size_t end = begin + chunk_rows < N ? begin + chunk_rows : N;
     float sum[W] = {0.0f}, a[W];
     for (size_t n = begin; n < end; n++) {
         load_floats<W>(a, x + n * C + at % C);

@@ -213,11 +213,11 @@ __device__ __forceinline__ void fresh(float (&d)[N][4]) {
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, " \
     "%18, %19, "                                                                       \
     "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define WGMMA_64                                                                        \
-    WGMMA_32                                                                            \
-        ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, " \
-        "%47, "                                                                         \
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define WGMMA_64                                                                    \
+    WGMMA_32                                                                        \
+    ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, " \
+    "%47, "                                                                         \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
 // d[64, 8 N8] = a b^T, or += if `add`: a[64, 16] and b[8 N8, 16] in shared memory, by
 // descriptors.
@@ -275,8 +275,8 @@ template <int HS, int A_ROWS, int N8>
 __device__ __forceinline__ void product_rows(float (&d)[N8][4], uint32_t a, uint32_t b) {
     UNROLL
     for (int k = 0; k < HS / 16; k++) {
-        const uint32_t in_a = k / 4 * A_ROWS * 128 + k % 4 * 32,
-                       in_b = k / 4 * N8 * 8 * 128 + k % 4 * 32;
+        const uint32_t in_a = k / 4 * A_ROWS * 128 + k % 4 * 32;
+        const uint32_t in_b = k / 4 * N8 * 8 * 128 + k % 4 * 32;
         wgmma_rows(d, wgmma_matrix(a + in_a, 16), wgmma_matrix(b + in_b, 16), k > 0);
     }
 }

@@ -75,8 +75,8 @@ inline ncclResult_t call(NcclMpiOp kind, const void *send, void *recv, size_t co
                          cudaStream_t stream) {
     const char *name = nccl_mpi_op_name(kind);
     if (!comm) return fail(ncclInvalidArgument, "%s: no communicator", name);
-    size_t width = NCCL_MPI_TYPES[type].bytes, bytes = count * width,
-           all = bytes * (size_t)comm->size;
+    size_t width = NCCL_MPI_TYPES[type].bytes, bytes = count * width;
+    size_t all = bytes * (size_t)comm->size;
     if (kind >= NCCL_MPI_BROADCAST && (root < 0 || root >= comm->size))
         return fail(ncclInvalidArgument, "%s: rank %d does not exist, %s has %d", name,
                     root, comm->name.c_str(), comm->size);
@@ -101,8 +101,8 @@ inline ncclResult_t call(NcclMpiOp kind, const void *send, void *recv, size_t co
                     "%s: %zu bytes at %p are not inside one device allocation", name,
                     source ? op.reads : op.writes, source ? send : recv);
     const char *from = op.send, *to = op.recv;
-    size_t part = bytes * (size_t)comm->rank,
-           own = kind == NCCL_MPI_REDUCE_SCATTER ? part : 0;
+    size_t part = bytes * (size_t)comm->rank;
+    size_t own = kind == NCCL_MPI_REDUCE_SCATTER ? part : 0;
     bool in_place = from + own == to + (kind == NCCL_MPI_ALL_GATHER ? part : 0);
     if (!in_place && op.reads && from < to + op.writes && to < from + op.reads)
         return fail(ncclInvalidArgument, "%s: the buffers overlap without being in place",

@@ -50,8 +50,8 @@ inline void clock_communicator(ncclComm_t comm, const ncclConfig_t *config) {
     c->channel = cpu_simulation().splits;
     if (simulates() && config) comm->size = (int)config->count;
     for (int i = 0; i < comm->size; i++) {
-        int rank = config && config->ranks ? config->ranks[i] : i,
-            process = cpu_process_of(rank);
+        int rank = config && config->ranks ? config->ranks[i] : i;
+        int process = cpu_process_of(rank);
         c->ranks.push_back((size_t)rank);
         if (process >= 0) c->processes.push_back(process);
         if (simulates() && rank == cpu_simulation().rank) comm->rank = i;
@@ -81,8 +81,8 @@ inline double clock_message_seconds(const ncclComm *comm, double bytes, int peer
 // and those that arrive its way in: of the node's links and of the network each.
 inline double clock_seconds(const Group *g) {
     const Cluster *cluster = &cpu_clock().cluster;
-    double bytes[NCCL_MPI_OPS] = {0}, seconds = 0, latency = 0, message = 0,
-           ways[2][2] = {{0}};
+    double bytes[NCCL_MPI_OPS] = {0}, seconds = 0, latency = 0, message = 0;
+    double ways[2][2] = {{0}};
     for (const Operation &op : g->ops) {
         int kind = op.call.op;
         double n = kind == NCCL_MPI_REDUCE_SCATTER || kind == NCCL_MPI_ALL_GATHER

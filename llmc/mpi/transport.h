@@ -138,8 +138,8 @@ inline void expect_contributions(Operation *op, const char *own, char *out, size
 }
 
 inline void start_all_reduce(Operation *op) {
-    size_t n = (size_t)op->comm->size, rank = (size_t)op->comm->rank,
-           count = op->call.count, w = op->width;
+    size_t n = (size_t)op->comm->size, rank = (size_t)op->comm->rank;
+    size_t count = op->call.count, w = op->width;
     if (n == 2 && count * w <= state().small) {
         add_message(op, false, 1 - (int)rank, 0, op->send, count * w);
         return expect_contributions(op, op->send, op->recv, count, 0);

@@ -92,8 +92,8 @@ typedef struct {
 // message to oneself leaves no rank.
 static inline void ring_traffic(NcclMpiCounter *c, NcclMpiOp op, size_t count, size_t width,
                                 size_t n, size_t rank, size_t root) {
-    size_t bytes = count * width, own = (count / n + (rank < count % n)) * width, sent,
-           received;
+    size_t bytes = count * width;
+    size_t own = (count / n + (rank < count % n)) * width, sent, received;
     switch (op) {
         case NCCL_MPI_ALL_REDUCE: sent = received = 2 * (bytes - own); break;
         case NCCL_MPI_SEND:

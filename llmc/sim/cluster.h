@@ -25,9 +25,8 @@ typedef enum { ATTENTION_FLASH, ATTENTION_UNFUSED } AttentionLaw;
 typedef enum { NETWORK_INFINIBAND, NETWORK_ROCE, NETWORK_ETHERNET, NETWORKS } Network;
 enum { NETWORK_CONSTANTS = 8 };
 
-enum {
-    ATTENTION_SIZES = 4
-};  // rates of unfused attention are for heads of 48, 80, 128 and 192 channels
+// Rates of unfused attention are for heads of 48, 80, 128 and 192 channels.
+enum { ATTENTION_SIZES = 4 };
 
 typedef struct {
     char name[64];
@@ -37,8 +36,8 @@ typedef struct {
     double hbm_bandwidth, memory,
         reserve;                        // bytes/s, bytes, bytes of libraries and the driver
     double launch_host, launch_device;  // s of the host for a launch; shortest kernel, s
-    double gemm_start,
-        gemm_efficiency;  // s; share of the peak that one GEMM of full waves reaches
+    // s; share of the peak that one GEMM of full waves reaches
+    double gemm_start, gemm_efficiency;
     double gemm_wave, gemm_depth;  // lost share of a part-filled wave; K added to each tile
     double gemm_sustained;         // rate in long runs over the rate of a single GEMM
     double gemm_step, attention_unaligned;  // K is a multiple of this, or of half; FLOP/s
@@ -53,9 +52,9 @@ typedef struct {
     double gpus_per_node;
     double node_bandwidth, node_base,
         node_hop;  // bus bandwidth of collectives in a node; s; s for each rank passed
-    double node_turn,
-        node_turn_cost;  // bytes of each rank in a ring's turn; s of an empty last turn
-    double node_group;   // a group of n lacks this times 1/n^2 - 1/64 of it: it is for 8
+    // bytes of each rank in a ring's turn; s of an empty last turn
+    double node_turn, node_turn_cost;
+    double node_group;  // a group of n lacks this times 1/n^2 - 1/64 of it: it is for 8
     double small_latency, small_bandwidth;  // low-latency protocol: shares of the latency
                                             // and the bandwidth here
     double node_p2p_bandwidth, node_p2p_latency;  // one message from rank to rank
@@ -78,11 +77,11 @@ typedef struct {
     int attention;      // AttentionLaw
     bool dropout;       // moves masks; the trainers' own dropout kernels count themselves
     bool data_overlap;  // communication overlaps the last backward
-    bool tensor_overlap,
-        pipeline_overlap;  // it overlaps weight gradients; it overlaps everything
-    bool gather_early;     // a gather of inputs anew begins with its half of the backward
-    bool scatter_gather;   // a tensor rank sends 1/t of a message to the next stage
-    bool recompute_end;    // a recomputed layer computes its last GEMM and sum too
+    // it overlaps weight gradients; it overlaps everything
+    bool tensor_overlap, pipeline_overlap;
+    bool gather_early;    // a gather of inputs anew begins with its half of the backward
+    bool scatter_gather;  // a tensor rank sends 1/t of a message to the next stage
+    bool recompute_end;   // a recomputed layer computes its last GEMM and sum too
     bool attention_recompute;  // backward computes attention again
     bool fused_forward;        // one kernel for a residual and the next layernorm
     bool fused_backward;  // one kernel for gradients of a layernorm, a residual and a bias
@@ -90,8 +89,8 @@ typedef struct {
     double gradient_bytes;    // size of one gradient in the sum over data ranks
     double accumulate_bytes;  // moved to add a gradient to the sum of earlier micro-batches
     double classifier_bytes;  // moved for each logit, forward and backward together
-    double host_transfer,
-        host_step;  // s during which the device waits for the host: a message, a step
+    // s during which the device waits for the host: a message, a step
+    double host_transfer, host_step;
     double
         host_layer;  // least s of a layer's forward and backward: the host's work for them
 } Cluster;
@@ -234,10 +233,10 @@ static inline bool cluster_constant(Cluster *c, const Field *f, const cJSON *sec
 static inline bool cluster_section(Cluster *c, const cJSON *root, const char *name,
                                    const char *file, Error *err) {
     const FieldTable table = {CLUSTER_FIELDS, CLUSTER_FIELD_COUNT, c};
-    const bool software = strcmp(name, "software") == 0,
-               hardware = strcmp(name, "hardware") == 0;
-    const unsigned asked = software || hardware ? CLUSTER_SOFTWARE : CLUSTER_NETWORK,
-                   of = hardware ? 0 : asked;
+    const bool software = strcmp(name, "software") == 0;
+    const bool hardware = strcmp(name, "hardware") == 0;
+    const unsigned asked = software || hardware ? CLUSTER_SOFTWARE : CLUSTER_NETWORK;
+    const unsigned of = hardware ? 0 : asked;
     const cJSON *section = cJSON_GetObjectItemCaseSensitive(root, name), *child;
     void *object;
     if (!cJSON_IsObject(section))
@@ -279,8 +278,8 @@ static inline bool cluster_networks(Cluster *c, const cJSON *root, const char *f
         memcpy(c->network[k], (char *)&there + offsetof(Cluster, nics_per_node),
                sizeof c->network[k]);
     }
-    bool joined = c->network[NETWORK_ETHERNET][0] > 0,
-         roce = c->network[NETWORK_ROCE][0] > 0;
+    bool joined = c->network[NETWORK_ETHERNET][0] > 0;
+    bool roce = c->network[NETWORK_ROCE][0] > 0;
     if (!joined && (roce || c->infiniband_nodes + c->roce_nodes > 0))
         return error_set(
             err, "%s: nodes of unlike networks need \"ethernet\", which joins them", file);

@@ -104,8 +104,8 @@ static inline double attention_rate(const Cluster *c, const double *rates, size_
 // of a mask.
 static inline double cost_attention(const Cluster *c, bool backward, size_t B, size_t T,
                                     size_t NH, size_t HS) {
-    double scores = (double)B * (double)NH * (double)T * (double)T,
-           flops = 2 * scores * (double)HS;
+    double scores = (double)B * (double)NH * (double)T * (double)T;
+    double flops = 2 * scores * (double)HS;
     if (c->attention == ATTENTION_FLASH) {
         double rate = backward ? c->flash_backward[HS > 64] : c->flash_forward[HS > 64];
         return c->launch_device + (backward ? 2.5 : 1) * flops / rate;
@@ -173,16 +173,16 @@ static inline Placement placement_among(Placement place, size_t groups) {
 // or stages do not fill nodes, or nodes are unlike, the job waits for it. Ranks a node
 // apart sit alike on like nodes.
 static inline size_t grid_worst_data_rank(const Grid *g, const Cluster *c) {
-    size_t worst = 0, most = 0, node = (size_t)c->gpus_per_node,
-           unlike = c->network[NETWORK_ETHERNET][0] > 0;
+    size_t worst = 0, most = 0, node = (size_t)c->gpus_per_node;
+    size_t unlike = c->network[NETWORK_ETHERNET][0] > 0;
     for (size_t d = 0; d < g->d && (d < node || unlike); d++) {
         size_t count = 0;
         for (size_t p = 0; p < g->p; p++) {
-            size_t first = (size_t)grid_rank_at(g, 0, d, p),
-                   last = (size_t)grid_rank_at(g, g->t - 1, d, p);
+            size_t first = (size_t)grid_rank_at(g, 0, d, p);
+            size_t last = (size_t)grid_rank_at(g, g->t - 1, d, p);
             size_t next = (size_t)grid_rank_at(g, 0, d, (p + 1) % g->p);
-            size_t apart = last / node - first / node,
-                   ends[] = {node - first % node, last % node + 1};
+            size_t apart = last / node - first / node;
+            size_t ends[] = {node - first % node, last % node + 1};
             count += node * apart * (1 + (size_t)cluster_network(c, first, last));
             if (next / node != first / node)
                 count += node * (1 + (size_t)cluster_network(c, first, next));

@@ -79,8 +79,8 @@ static inline ncclComm_t job_split(Job *job, const int *ranks, size_t count,
 static inline ncclComm_t job_split_grid(Job *job, const Grid *grid, char group,
                                         const char *purpose, bool waited = false) {
     int *ranks = (int *)host_alloc(grid->world, sizeof(int));
-    size_t count = grid_group(grid, group, ranks),
-           length = grid_size(grid, group == 'e' ? 'p' : group);
+    size_t count = grid_group(grid, group, ranks);
+    size_t length = grid_size(grid, group == 'e' ? 'p' : group);
     ncclComm_t comm =
         job_split(job, ranks, count, purpose, 0, grid->world / length, waited);
     free(ranks);
@@ -96,8 +96,8 @@ static inline void job_warm_up(ncclComm_t comm, void *scratch, size_t bytes,
     NCCL_CHECK(ncclCommUserRank(comm, &rank));
     if (n == 1) return;
     for (int large = 0; large < 2; large++) {
-        size_t part = large ? bytes / sizeof(floatX) / (size_t)n : 1,
-               count = part * (size_t)n;
+        size_t part = large ? bytes / sizeof(floatX) / (size_t)n : 1;
+        size_t count = part * (size_t)n;
         floatX *x = (floatX *)scratch, *mine = x + (size_t)rank * part;
         NCCL_CHECK(ncclAllReduce(x, x, count, NCCL_FLOATX, ncclSum, comm, stream));
         CUDA_CHECK(cudaStreamSynchronize(stream));
@@ -119,8 +119,8 @@ static inline void trainer_warm_up(Model *m,
                                    void (*run_batch)(Model *m, bool training) = NULL) {
     const Arena *larger = m->gradients.used > m->activations.used ? &m->gradients
                                                                   : &m->activations;
-    size_t tokens = m->micros * m->B * m->T * sizeof(int), bytes = larger->used,
-           micros = m->micros;
+    size_t tokens = m->micros * m->B * m->T * sizeof(int), bytes = larger->used;
+    size_t micros = m->micros;
     if (bytes > WARM_UP_BYTES) bytes = WARM_UP_BYTES;
     MPI_Allreduce(MPI_IN_PLACE, &bytes, 1, MPI_UINT64_T, MPI_MIN,
                   MPI_COMM_WORLD);  // the rank with the least room
@@ -229,8 +229,8 @@ static inline bool trainer_same_files(const Trainer *m, Error *err) {
                           c->NH,
                           c->V,
                           c->maxT};
-    size_t count = sizeof numbers / sizeof numbers[0],
-           i = job_first_difference(numbers, count);
+    size_t count = sizeof numbers / sizeof numbers[0];
+    size_t i = job_first_difference(numbers, count);
     return i == count || error_set(err,
                                    "the ranks see different files under the name that %s "
                                    "gives: have the same on "

@@ -22,8 +22,8 @@ typedef struct {
     const ParamTable *table;
     bool sharded;
     size_t owned;  // elements of all slices together
-    Piece *pieces,
-        *host_pieces;  // [piece_count] of tensors that lie in the slices, ascending
+    // [piece_count] of tensors that lie in the slices, ascending
+    Piece *pieces, *host_pieces;
     size_t piece_count;
     floatX *params;  // (total), or (owned) if sharded
     float *grads;    // the same, always fp32: micro-batches accumulate in it
@@ -45,12 +45,12 @@ static inline void state_create(State *state, const ParamTable *table) {
 // already.
 static inline void state_own(State *state, size_t lo, size_t count) {
     const ParamTable *table = state->table;
-    size_t hi = lo + count,
-           i = state->piece_count ? state->host_pieces[state->piece_count - 1].tensor : 0;
+    size_t hi = lo + count;
+    size_t i = state->piece_count ? state->host_pieces[state->piece_count - 1].tensor : 0;
     for (; i < table->count && table->tensors[i].offset < hi; i++) {
         const Tensor *x = &table->tensors[i];
-        size_t begin = x->offset > lo ? x->offset : lo,
-               end = x->offset + x->size < hi ? x->offset + x->size : hi;
+        size_t begin = x->offset > lo ? x->offset : lo;
+        size_t end = x->offset + x->size < hi ? x->offset + x->size : hi;
         if (begin >= end) continue;
         size_t at = state->owned + (begin - lo), place = state->sharded ? at : begin;
         bool decays = x->spec->flags & TENSOR_DECAYS;

@@ -152,8 +152,8 @@ static inline void trainer_norm_failed(Trainer *m, const StepReport *report,
                                        const double *totals) {
     Error err;
     const char *from = m->opt.resume ? m->opt.resume : m->opt.init;
-    size_t tensors = count_tensors(&m->config), weight = trainer_bad_weight(m), first = 0,
-           finite = 0;
+    size_t tensors = count_tensors(&m->config), weight = trainer_bad_weight(m);
+    size_t first = 0, finite = 0;
     for (size_t i = tensors; i-- > 0;) {
         if (isfinite(totals[i]))
             finite++;
