@@ -361,13 +361,14 @@ static void wgmma_launch([[maybe_unused]] const Attention &a, [[maybe_unused]] b
     attention_wgmma(a, backward, lab.stream);
 #endif
 }
-static void wgmma_forward(floatX *out, void *saved, const floatX *qkv, size_t B, size_t T,
-                          size_t C, size_t NH) {
+[[maybe_unused]] static void wgmma_forward(floatX *out, void *saved, const floatX *qkv, size_t B,
+                                           size_t T, size_t C, size_t NH) {
     wgmma_launch(flash_forward(out, saved, qkv, B, T, C, NH), false);
 }
-static void wgmma_backward(floatX *dqkv, void *scratch, const floatX *dout, const floatX *out,
-                           const void *saved, const floatX *qkv, size_t B, size_t T, size_t C,
-                           size_t NH) {
+[[maybe_unused]] static void wgmma_backward(floatX *dqkv, void *scratch, const floatX *dout,
+                                            const floatX *out, const void *saved,
+                                            const floatX *qkv, size_t B, size_t T, size_t C,
+                                            size_t NH) {
     wgmma_launch(flash_backward(dqkv, scratch, dout, out, saved, qkv, B, T, C, NH), true);
 }
 

@@ -401,7 +401,7 @@ static void test_characters(void) {
         if (byte < 0) continue;
         ok &= byte < 256 && !seen[byte] && (c >= 256 || (int)c == byte);
         seen[byte] = true;
-        bool named;
+        bool named = true;
         ok &= byte_to_utf8(byte, name) == strlen(name) && name_to_bytes(name, text, &named) == 1;
         ok &= text[0] == (char)byte && !named;
     }
@@ -412,7 +412,7 @@ static void test_characters(void) {
     for (int i = 0; i < 5; i++) {
         char out[8];
         size_t n = strlen(strange[i]);
-        bool named;
+        bool named = true;
         ok &= name_to_bytes(strange[i], out, &named) == n && memcmp(out, strange[i], n) == 0 &&
               named;
     }
