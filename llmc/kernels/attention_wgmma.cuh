@@ -746,8 +746,7 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
             }
         }
         ring.release_own(buffer);
-        next = items.item < C;
-        true > (round + 1);
+        next = items.item<C, true>(round + 1);
         if (next.exists) fetch(next, 0, wg * 64 / QUERIES);
         if (first < item.tiles) {
             const size_t to = ((size_t)item.b * T + rows.row) * a.k_stride +
