@@ -623,14 +623,18 @@ static void train_step(GPT *m) {
     trainer_end_step(m, &report);
 }
 
+// Each rank computes a sample of T tokens alone: all have the same weights, and the same coin.
+static void forward_alone(GPT *m, size_t T) {
+    m->cut = Context();
+    forward(m, &m->acts, m->inputs, 1, T, NO_MICRO);
+    m->cut = m->flags;
+}
+
 // Appends one token to the sample. Attention looks back only, so the last of its T tokens
 // has the logits of the next one, and tokens behind it (padding) do no harm.
 static void sample_token(GPT *m) {
     size_t C = m->config.C, last = m->sample.T - 1;
-    // Each rank samples alone: all have the same weights, and the same coin.
-    m->cut = Context();
-    forward(m, &m->acts, m->inputs, 1, m->sample.padded, NO_MICRO);
-    m->cut = m->flags;
+    forward_alone(m, m->sample.padded);
 
     const floatX *lnf = m->acts.lnf.out;
     linear_forward(&m->matmul, m->logits, lnf + last * C, m->w[0][WTE], NULL, 1, C, m->Vl);
@@ -651,6 +655,7 @@ static void connect(GPT *m) {
     event_create(&m->computed);
     event_create(&m->arrived);
     trainer_warm_up(m, run_batch);
+    forward_alone(m, m->T);  // loads the attention of a sequence that is not cut
 
     size_t first = m->grid.d_rank - m->cut.rank;
     m->sequence = trainer_connect_data(m, first, m->cut.c, 1, "context");

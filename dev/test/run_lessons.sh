@@ -53,7 +53,7 @@ reads train_gpt_tp.cu 4554
 reads train_gpt_pp.cu 6208
 reads train_gpt_3d.cu 7183
 reads dev/lessons/train_data.cu 4154
-reads dev/lessons/train_context.cu 6428
+reads dev/lessons/train_context.cu 6458
 reads dev/lessons/train_moe.cu 5662
 reads dev/lessons/train_fsdp.cu 5108
 reads dev/lessons/train_llama.cu 8018
@@ -77,7 +77,7 @@ edge train_gpt_tp.cu train_gpt_pp.cu 1688 34
 edge train_gpt_pp.cu train_gpt_3d.cu 986 11
 edge train_gpt_3d.cu dev/lessons/train_zero_bubble.cu 921 419
 edge train_gpt.cu dev/lessons/train_data.cu 1015 11
-edge dev/lessons/train_data.cu dev/lessons/train_context.cu 2336 62
+edge dev/lessons/train_data.cu dev/lessons/train_context.cu 2382 78
 edge dev/lessons/train_data.cu dev/lessons/train_moe.cu 1714 206
 edge dev/lessons/train_data.cu dev/lessons/train_fsdp.cu 1035 82
 edge train_gpt_3d.cu dev/lessons/train_llama.cu 1289 454

@@ -138,6 +138,7 @@ static inline void trainer_warm_up(Model *m,
         run_batch(m, true);
     }
     m->micros = micros;
+    trainer_set_dropout(m, false);
     CUDA_CHECK(cudaDeviceSynchronize());
 }
 
