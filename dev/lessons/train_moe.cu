@@ -572,6 +572,9 @@ static void connect(GPT *m) {
 static bool check_experts(Trainer *trainer, Error *err) {
     GPT *m = static_cast<GPT *>(trainer);
     MoeSpec *o = &m->experts;
+
+    // The capacity changes the loss, as it says which tokens an expert turns away. So the
+    // checkpoint's counts where the command line has none.
     moe_take_capacity(o, m->opt.resume != NULL, stdout);
     size_t slots = moe_capacity(o->capacity, m->opt.seq, o->k, o->E);
     m->moe = {o->E, o->k, slots, (float)o->balance, (float)o->z};
