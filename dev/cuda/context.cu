@@ -65,7 +65,7 @@ static int step_kind(const RingStep &step) {
 }
 
 static Rank rank_make(const Shape &s, size_t rank) {
-    Context part = {s.T, s.c, rank, true, s.zigzag};
+    Context part = {s.T, s.c, rank, true, s.zigzag, RECOMPUTE_NONE};
     size_t T = s.T / s.c, n = s.B * T * s.A;
     Rank r = Rank();
     r.s = s, r.step = ring_step(part, 0, s.B, T, s.A, s.NH);
@@ -83,7 +83,7 @@ static Rank rank_make(const Shape &s, size_t rank) {
 // Goes to a step: its keys and values become their owner's.
 static void rank_step(Rank *ranks, size_t rank, size_t step) {
     Rank *r = &ranks[rank], *owner = &ranks[(rank + r->s.c - step) % r->s.c];
-    Context part = {r->s.T, r->s.c, rank, true, r->s.zigzag};
+    Context part = {r->s.T, r->s.c, rank, true, r->s.zigzag, RECOMPUTE_NONE};
     size_t T = r->s.T / r->s.c, A = r->s.A;
     r->step = ring_step(part, step, r->s.B, T, A, r->s.NH);
     columns_move<false>(r->ring.kv[step % 2], 2 * A, owner->qkv + A, 3 * A, r->s.B, T, 0, T,
