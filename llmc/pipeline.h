@@ -133,8 +133,8 @@ static inline size_t pipeline_steps(int p, int m, int v, int warmup, PipelineSte
 //   1F1B (figure 4, top): just enough for the first gradient to come back. The same bubble,
 //   but stage s keeps at most
 //     p - s micro-batches.
-//   Interleaved 1F1B (figure 4, bottom): through all chunks. A bubble v times smaller for v
-//   times as many messages.
+//   Interleaved 1F1B (figure 4, bottom): through all chunks. A bubble v times smaller for
+//   (p v - 1) / (p - 1) times as many messages.
 static inline int pipeline_warmup(Schedule schedule, int p, int stage, int m, int v) {
     if (schedule == SCHEDULE_GPIPE) return m;
     if (schedule == SCHEDULE_1F1B) return p - stage - 1;
