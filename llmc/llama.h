@@ -454,9 +454,8 @@ typedef struct {
 } LlamaSize;
 
 #define LLAMA_NAMES                                                                        \
-    "llama|qwen2|nemotron|smollm2-135m|llama-3.2-1b|llama-3.1-8b|llama-3.1-70b|llama-3.1-" \
-    "405b|"                                                                                \
-    "qwen2.5-0.5b|nemotron-4-15b|nemotron-4-340b"
+    "llama|qwen2|nemotron|smollm2-135m|llama-3.2-1b|llama-3.1-8b|llama-3.1-70b|"           \
+    "llama-3.1-405b|qwen2.5-0.5b|nemotron-4-15b|nemotron-4-340b"
 
 static const LlamaSize LLAMA_SIZES[] = {
     {LLAMA, 0, 0, 0, 0, 0, 0, 0, 1e4, 1e-5, 0, false},

@@ -351,9 +351,9 @@ static inline double step_end(StepMachine *x) {
     }
     if (r->p > 1 && (!r->KV || r->tied)) {
         Placement ends = step_group(c, &x->grid, 0, 'e');
-        tied = cost_collective(c, COLLECTIVE_ALL_REDUCE,
-                               c->gradient_bytes * (double)(r->vocabulary * r->C) / (double)r->t,
-                               ends);
+        // With ZeRO a rank sums the part that it owns.
+        double wte = (double)(r->vocabulary * r->C) / (double)(r->t * (r->zero ? r->d : 1));
+        tied = cost_collective(c, COLLECTIVE_ALL_REDUCE, c->gradient_bytes * wte, ends);
         double both = fmax(x->free_at[0], x->free_at[r->p - 1]) + tied;
         x->parts[0][TIME_DATA] += tied;
         x->parts[r->p - 1][TIME_DATA] += tied;
@@ -415,9 +415,10 @@ static inline double step_send(const Cluster *c, const StepLayout *r, const Grid
 
 // FSDP: a rank keeps 1/d of each layer. The next layer's weights are gathered beside a layer, in
 // forward and, with r->shard 3, again in backward; behind a layer's backward its gradients are
-// reduced and scattered. One communicator carries these in the order of their calls, and a gather
-// is called for before the scatter of the layer before it. Embeddings and the last layernorm are
-// gathered once a step, and reduced at its end.
+// reduced and scattered. One communicator carries these in the order of their calls: the scatter of
+// a layer, then the gather of the layer two behind it. Embeddings and the last layernorm are
+// gathered once a step, and reduced at its end. The trainers' clock, which this follows, finds that
+// in backward the gathers alone slow compute: a scatter ends before the gather that compute awaits.
 static inline void step_sharded(const Cluster *c, const StepLayout *r, size_t m, StepTime *out) {
     Grid g = step_grid(c, r);
     StepPieces pieces[1];
@@ -447,7 +448,7 @@ static inline void step_sharded(const Cluster *c, const StepLayout *r, size_t m,
             now += x->embedding.seconds[kind][later] + x->head.seconds[kind][later];
             for (size_t l = 0; l < r->layers; l++) {
                 if (gathers && ready > now) part[TIME_DATA] += ready - now, now = ready;
-                double busy = fmax(0, network - now);  // scatters of layers before
+                double busy = forward ? fmax(0, network - now) : 0;  // scatters of layers before
                 if (gathers && l + 1 < r->layers)
                     network = fmax(network, now) + gather, busy += gather;
                 next = network;

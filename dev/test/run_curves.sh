@@ -55,7 +55,7 @@ sed 's/.*"ms":\([^,]*\),"tokens_per_s":\([^,}]*\).*/\1 \2/' one.log |
     paste -d' ' <(curve one.log) - |
     awk 'BEGIN { seen = 0; pi = atan2(0, -1) }
     { batch = seen >= 90 ? 32 : 8 + 8 * int(seen * 3 / 90)
-      lr = $1 <= 4 ? 1e-2 * $1 / 4 : 1e-3 + 9e-3 * 0.5 * (1 + cos(pi * ($1 - 5) / 10))
+      lr = $1 <= 4 ? 1e-2 * $1 / 4 : 1e-3 + 9e-3 * 0.5 * (1 + cos(pi * ($1 - 4) / 10))
       tokens = $5 * $6 / 1000
       if ($4 < lr * (1 - 1e-8) || $4 > lr * (1 + 1e-8) || tokens < 31.99 * batch || tokens > 32.01 * batch) bad = 1
       seen += batch }

@@ -37,7 +37,7 @@ report $? "a dead link is found: $(grep -c '^dead' "$dir/out")"
 
 chromium=$(command -v chromium || command -v chromium-browser || command -v google-chrome)
 [ -n "$chromium" ] || { echo 'skip the deep links: no Chromium'; finish; }
-mapfile -t deep < <(grep -rhoE 'explorer\.html#[^" ]+' "$dir/site" --include=*.html |
+mapfile -t deep < <(grep -rhoE 'href="[^" ]*explorer\.html#[^" ]+' "$dir/site" --include=*.html |
     sed 's/.*html//; s/&amp;/\&/g' | sort -u)
 site=$dir/site/doc
 {

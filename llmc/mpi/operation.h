@@ -123,8 +123,7 @@ struct Group {
 // NCCL_ORDER: in which order the ranks' contributions to an element are added.
 struct RingOrder {
     bool on;
-    bool own;  // every communicator has a ring of its own, as NCCL's search for rings may
-               // give it
+    bool own;                 // every communicator has a ring of its own, as NCCL may find
     unsigned long long seed;  // of the ring; 0: the order of ranks
 };
 
@@ -137,7 +136,7 @@ inline RingOrder environment_order(const char *name) {
     if (!text || !*text) return order;
     order.own = strncmp(text, "any:", 4) == 0;
     sscanf(text, order.own ? "any:%llu%n" : "ring:%llu%n", &order.seed, &end);
-    if (end == 0 || text[end]) environment_refuse(name, text, "ring:SEED or any:SEED");
+    if (end == 0 || text[end] || strchr(text, '-')) environment_refuse(name, text, "ring:SEED or any:SEED");
     order.on = true;
     return order;
 }

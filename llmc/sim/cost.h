@@ -39,7 +39,7 @@ static inline const char *time_part_name(TimePart part) {
 // predicted, from the 10th to the 90th percentile. `make scale` prints the table, and a
 // test compares.
 static inline const double *cost_band(double gpus) {
-    static const double bands[][2] = {{-12, 10}, {-1, 8}, {-4, 12}, {-8, 12}, {-2, 23}};
+    static const double bands[][2] = {{-12, 10}, {-1, 8}, {-4, 13}, {-7, 13}, {-2, 24}};
     return bands[(gpus > 8) + (gpus > 64) + (gpus > 256) + (gpus > 1024)];
 }
 
