@@ -116,7 +116,7 @@ cases=(
     '#layout?model=gpt3-175b|time'
     '#layout?model=llama-3.1-70b|time'
     '#layout?model=nemotron-4-340b&cluster=eos-2025&pipeline=8&virtual=2|time'
-    '#layout?model=ptdp-145b&recompute=gelu|time'
+    '#layout?model=ptdp-145b&recompute=layer|time'
     '#layout?model=ptdp-1t&cluster=selene-2021|time'
     '#layout?model=gpt2-xl&tensor=1&data=4&pipeline=2&schedule=zb-auto&cluster=foundry-h100&micro=1|time'
     '#layout?model=gpt2-xl&tensor=1&data=6&pipeline=3&schedule=zb-h1&cluster=eos-2025&micro=1&global=48|time'
