@@ -448,7 +448,8 @@ static inline void step_sharded(const Cluster *c, const StepLayout *r, size_t m,
             now += x->embedding.seconds[kind][later] + x->head.seconds[kind][later];
             for (size_t l = 0; l < r->layers; l++) {
                 if (gathers && ready > now) part[TIME_DATA] += ready - now, now = ready;
-                bool hidden = !forward && gathers;  // a gather follows the scatters of layers before
+                // Scatters of layers before, if no gather follows them.
+                bool hidden = !forward && gathers;
                 double busy = hidden ? 0 : fmax(0, network - now);
                 if (gathers && l + 1 < r->layers)
                     network = fmax(network, now) + gather, busy += gather;

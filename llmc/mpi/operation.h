@@ -136,7 +136,8 @@ inline RingOrder environment_order(const char *name) {
     if (!text || !*text) return order;
     order.own = strncmp(text, "any:", 4) == 0;
     sscanf(text, order.own ? "any:%llu%n" : "ring:%llu%n", &order.seed, &end);
-    if (end == 0 || text[end] || strchr(text, '-')) environment_refuse(name, text, "ring:SEED or any:SEED");
+    if (end == 0 || text[end] || strchr(text, '-'))
+        environment_refuse(name, text, "ring:SEED or any:SEED");
     order.on = true;
     return order;
 }
