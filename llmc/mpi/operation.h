@@ -89,7 +89,7 @@ struct Operation {
     size_t reads, writes;  // bytes at send and at recv
     char *out;             // the part that this rank reduces
     size_t elements;       // of it
-    int first;             // rank whose contribution the sum begins with
+    size_t first;  // place in the ring of the rank that the sum begins with
     char *inputs;  // [size][elements]: the contributions to it, NULL if this rank reduces
                    // none
     int tag, phase;
@@ -216,12 +216,10 @@ inline void narrow(uint16_t *out, float x) {
     *out = bf16_from_float(x);
 }
 
-// Returns the rank at a place of the ring, counted from the rank that a sum begins with.
+// Returns the rank at a place of the ring, counted from the one that a sum begins with.
 inline int ring_rank(const Operation *op, int i) {
     const std::vector<int> &ring = op->comm->ring;
-    if (ring.empty()) return i;
-    size_t first = (size_t)(std::find(ring.begin(), ring.end(), op->first) - ring.begin());
-    return ring[(first + (size_t)i) % ring.size()];
+    return ring.empty() ? i : ring[(op->first + (size_t)i) % ring.size()];
 }
 
 // Reduces element by element: out[i] = ((x0 + x1) + x2) + ... over the inputs in rank

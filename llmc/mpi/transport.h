@@ -124,7 +124,7 @@ inline void expect_contributions(Operation *op, const char *own, char *out, size
     size_t bytes = elements * op->width;
     const std::vector<int> &ring = op->comm->ring;
     for (size_t i = 0; i < ring.size(); i++) {
-        if (ring[i] == (int)owner) op->first = ring[(i + 1) % ring.size()];
+        if (ring[i] == (int)owner) op->first = i + 1;
     }
     op->out = out;
     op->elements = elements;
