@@ -415,11 +415,11 @@ static inline double step_send(const Cluster *c, const StepLayout *r, const Grid
 
 // FSDP: a rank keeps 1/d of each layer. The next layer's weights are gathered beside a layer, in
 // forward and, with r->shard 3, again in backward; behind a layer's backward its gradients are
-// reduced and scattered. One communicator carries these in the order of their calls: the scatter of
-// a layer, then the gather of the layer two behind it. Embeddings and the last layernorm are
-// gathered once a step, and reduced at its end. In backward a scatter that a gather follows slows no
-// compute here. This is fitted to the trainers' clock, which it meets within 0.5% on 13 published
-// runs; it is not derived from the clock's rule.
+// reduced and scattered. One communicator carries these in the order of their calls: the scatter
+// of a layer, then the gather of the layer two behind it. Embeddings and the last layernorm are
+// gathered once a step, and reduced at its end. In backward a scatter that a gather follows slows
+// no compute here. This is fitted to the trainers' clock, which it meets within 0.5% on 13
+// published runs; it is not derived from the clock's rule.
 static inline void step_sharded(const Cluster *c, const StepLayout *r, size_t m, StepTime *out) {
     Grid g = step_grid(c, r);
     StepPieces pieces[1];
