@@ -86,7 +86,7 @@ __device__ __forceinline__ int encoder_collect(int *list, unsigned *rows, int co
 // Adds x to sum and keeps in lost what the addition rounds off, for the next one to give
 // back (Kahan 1965): a token may come ten thousands of times, and one addition after the
 // other would lose a digit and more.
-__device__ __forceinline__ void add_compensated(float *sum, float *lost, float x) {
+__host__ __device__ __forceinline__ void add_compensated(float *sum, float *lost, float x) {
     float y = x - *lost, all = *sum + y;
     *lost = (all - *sum) - y;
     *sum = all;
