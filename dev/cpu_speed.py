@@ -100,7 +100,8 @@ def floor(layers, channels, columns, rows):
         size,
     ]
     work = list(products(layers, channels, columns, rows))
-    # Three rings, from which each product takes the next places, as each layer has weights and activations of its own.
+    # Three rings, from which each product takes the next places, as each layer has weights and
+    # activations of its own.
     largest = [
         max(a * b for a, b in sides)
         for sides in zip(*(((m, k), (k, n), (m, n)) for m, n, k, _, _ in work))

@@ -47,7 +47,7 @@ class Unsupported(Exception):
     """An instruction that this interpreter lacks."""
 
 
-# ---- PTX as text -------------------------------------------------------------------------------------------
+# ---- PTX as text ---------------------------------------------------------------------------------
 
 TYPES = {
     "u8": np.uint8,
@@ -159,7 +159,7 @@ def read_kernels(text):
     return {m[1]: Kernel(m[1], text[m.end():text.index('\n}', m.end())], shared) for m in starts}
 
 
-# ---- memory ------------------------------------------------------------------------------------------------
+# ---- memory --------------------------------------------------------------------------------------
 
 SEVERAL = -1  # readers: threads of several blocks; -2 - b: several threads of block b
 
@@ -268,7 +268,7 @@ class Memory:
         self.data.view(values.dtype)[at // values.dtype.itemsize] = values
 
 
-# ---- a launch ----------------------------------------------------------------------------------------------
+# ---- a launch ------------------------------------------------------------------------------------
 
 ALL = slice(None)
 BATCH = 4096  # threads at once, in whole blocks
@@ -393,7 +393,7 @@ class Machine:
         return False
 
 
-# ---- instructions ------------------------------------------------------------------------------------------
+# ---- instructions --------------------------------------------------------------------------------
 
 def index_of(m):
     return m.thread[m.sel]
@@ -1045,7 +1045,7 @@ def meeting(mask, text):
     return meets
 
 
-# ---- programs ----------------------------------------------------------------------------------------------
+# ---- programs ------------------------------------------------------------------------------------
 
 class Interpreter:
     def __init__(self, kernels):

@@ -32,21 +32,24 @@ import shutil
 import subprocess
 import tempfile
 
-# What must not grow: (kernel, precision, column, most), for both architectures. A budget that meets no kernel is a
-# failure too.
+# What must not grow: (kernel, precision, column, most), for both architectures. A budget that meets
+# no kernel is a failure too.
 BUDGETS = [
     # 64 keys of a head of 64 channels and 32 rows: 128 products of 16 x 8 x 16 by a warp
     ("attention_forward_mma_kernel<Mma<64>, false>", "bf16", "instructions", 600),
     ("attention_forward_mma_kernel<Mma<64>, false>", "bf16", "each", 3.6),
     # 16 rows with dropout: 64 products, 4 blocks of Philox a lane
     ("attention_forward_mma_kernel<Mma<64>, true>", "bf16", "instructions", 750),
-    # of a pair of ranks, whose rows have positions of their own; with dropout these number the masks
+    # of a pair of ranks, whose rows have positions of their own; with dropout these number the
+    # masks
     ("attention_forward_mma_kernel<Mma<64, Pair>, false>", "bf16", "instructions", 600),
     ("attention_forward_mma_kernel<Mma<64, Pair>, true>", "bf16", "instructions", 870),
     ("attention_backward_query_mma_kernel<Mma<64, Pair>, false>", "bf16", "instructions", 380),
-    # 64 queries against 64 keys and values, for each head of q that a head of k serves: 128 products by a warp
+    # 64 queries against 64 keys and values, for each head of q that a head of k serves: 128
+    # products by a warp
     ("attention_backward_key_mma_kernel<Mma<64>, false>", "bf16", "instructions", 500),
-    # Hopper's: 64 keys of a head of 64 channels and 64 rows by a warpgroup; 64 queries of a head of 128. Two blocks fit.
+    # Hopper's: 64 keys of a head of 64 channels and 64 rows by a warpgroup; 64 queries of a head of
+    # 128. Two blocks fit.
     ("attention_forward_wgmma_kernel<Wgmma<64, 64, 4, 2, false>>", "bf16", "instructions", 270),
     ("attention_forward_wgmma_kernel<Wgmma<64, 64, 4, 2, false>>", "bf16", "registers", 128),
     (
@@ -67,10 +70,12 @@ BUDGETS = [
     ),
     # the merge of a ring's outputs: reads 8 bytes and writes 4 for each channel
     ("attention_merge_kernel", "bf16", "each", 32),
-    # 24 a logit: 10 where 16 bytes are 8 logits that are read, 14 where they are 4 that are read and written
+    # 24 a logit: 10 where 16 bytes are 8 logits that are read, 14 where they are 4 that are read
+    # and written
     ("classifier_stats_kernel<8>", "bf16", "each", 80),
     ("classifier_gradient_kernel<8>", "bf16", "each", 56),
-    # Llama's block: a rotation is 4 multiplications for 2 elements, silu an exponential and a division
+    # Llama's block: a rotation is 4 multiplications for 2 elements, silu an exponential and a
+    # division
     ("rope_kernel<8>", "bf16", "each", 16),
     ("swiglu_kernel<8, false>", "bf16", "each", 38),
     ("swiglu_kernel<8, true>", "bf16", "each", 37),

@@ -1,5 +1,6 @@
 "use strict";
-// page.js: fields, the address, the worker and the paper. Every number comes from the C in WASM; these scripts draw it.
+// page.js: fields, the address, the worker and the paper. Every number comes from the C in WASM;
+// these scripts draw it.
 
 const $ = id => document.getElementById(id);
 const PANELS = ["schedules", "layout", "collectives"];
@@ -32,7 +33,8 @@ const DEFAULTS = {
     collectives: {op: "all-reduce", n: "4", size: "64"},
 };
 const MODEL_FIELDS = ["layers", "heads", "channels", "seq", "vocab"];  // as build.sh lists them
-// Layouts that fit: t, d, p, v, micro-batch, global batch. Those of ptdp are Table 1 of PTD-P (Narayanan et al. 2021).
+// Layouts that fit: t, d, p, v, micro-batch, global batch. Those of ptdp are Table 1 of PTD-P
+// (Narayanan et al. 2021).
 const LAYOUT_FIELDS = ["tensor", "data", "pipeline", "virtual", "micro", "global"];
 const LAYOUTS = {
     "gpt2": [1, 8, 1, 1, 4, 32], "gpt2-medium": [1, 8, 1, 1, 4, 32], "gpt2-large": [1, 8, 1, 1, 4, 32],
@@ -53,7 +55,7 @@ for (const [name, row] of Object.entries(CLUSTERS)) {  // a row has holes for ab
 for (const [alias, name] of [["d12", "gpt2"], ["d24", "gpt2-medium"], ["d36", "gpt2-large"], ["d48", "gpt2-xl"]])
     LAYOUTS[alias] = LAYOUTS[name];
 
-// ---- the worker -----------------------------------------------------------------------------------------------------
+// ---- the worker ---------------------------------------------------------------------------------
 
 // WASM is gzip in base64.
 async function inflated() {
@@ -63,8 +65,9 @@ async function inflated() {
 const compiled = inflated().then(bytes => WebAssembly.compile(bytes));
 const workerSource = URL.createObjectURL(new Blob([$("worker").textContent], {type: "text/javascript"}));
 
-// Returns a function that asks a worker and promises its answer. A new question ends the work on the one before it,
-// whose promise is then refused; so does its member `end`. progress(line), if given, hears of work that is not done.
+// Returns a function that asks a worker and promises its answer. A new question ends the work on
+// the one before it, whose promise is then refused; so does its member `end`. progress(line), if
+// given, hears of work that is not done.
 function lane() {
     let worker = null, pending = null, count = 0;
     const end = () => {
@@ -98,7 +101,7 @@ function lane() {
 const ask = lane(), askAside = lane(), askWhatIf = lane(), askTime = lane(), askSearch = lane(),
       askProof = lane();
 
-// ---- fields and the address -----------------------------------------------------------------------------------------
+// ---- fields and the address ---------------------------------------------------------------------
 
 const state = structuredClone(DEFAULTS);  // what is drawn; fields may hold something else, which was refused
 const section = panel => $("panel-" + panel);
@@ -304,7 +307,8 @@ function sameSizes(values, model) {
     return MODEL_FIELDS.every((field, i) => values[field] === String(MODELS[model][i]));
 }
 
-// Only the interleaved schedule has chunks, and only zb-auto a limit: choosing another one changes them as well.
+// Only the interleaved schedule has chunks, and only zb-auto a limit: choosing another one changes
+// them as well.
 function suitChunks(values) {
     if (values.kind === "interleaved" && values.v === "1") values.v = "2";
     else if (values.kind !== "interleaved" && values.kind !== "list") values.v = "1";
@@ -366,7 +370,7 @@ async function show(name, wanted) {
     return false;
 }
 
-// ---- drawing --------------------------------------------------------------------------------------------------------
+// ---- drawing ------------------------------------------------------------------------------------
 
 // Returns a canvas of width x height pixels of the screen, and its context in these pixels.
 function paper(canvas, width, height) {

@@ -1,4 +1,4 @@
-// ---- collectives ----------------------------------------------------------------------------------------------------
+// ---- collectives --------------------------------------------------------------------------------
 
 let ringShown = null;
 
@@ -33,7 +33,8 @@ function showRing() {
 
 const rankColor = (rank, n) => `hsl(${rank * 360 / n}, 62%, 66%)`;
 
-// A row for each rank, a cell for each part of its buffer; a stripe in the cell for each rank whose numbers are in it.
+// A row for each rank, a cell for each part of its buffer; a stripe in the cell for each rank whose
+// numbers are in it.
 function drawRing() {
     if (ringShown.work) return drawContext();
     const r = ringShown, n = r.n, k = roundShown, room = roomFor(320), left = 74;
@@ -76,7 +77,8 @@ function drawRing() {
     $("ring").setAttribute("aria-label", $("ringnote").textContent);
 }
 
-// The path of a rank's message: down to the same part of the next rank; from the last one up to the first.
+// The path of a rank's message: down to the same part of the next rank; from the last one up to the
+// first.
 function drawSend(g, r, rank, k, left, cell, row, height) {
     const part = r.part(k, rank), x = left + (part + 0.5) * cell - 2, y = 30 + rank * row + height;
     if (rank < r.n - 1) return arrow(g, x, y + 1, x, y + row - height - 1, COLORS.violet);

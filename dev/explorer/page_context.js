@@ -1,4 +1,4 @@
-// ---- context parallelism: a ring of attention -----------------------------------------------------------------------
+// ---- context parallelism: a ring of attention ---------------------------------------------------
 
 const CONTEXT_OPS = ["zigzag attention", "contiguous attention"], CHUNKS = 32;  // of a row of the C's cells
 
@@ -28,7 +28,8 @@ function showContext() {
                                                last: r.work});
 }
 
-// Queries down, keys across, a cell for each pair of chunks; the steps before are pale. Beside it each rank's work.
+// Queries down, keys across, a cell for each pair of chunks; the steps before are pale. Beside it
+// each rank's work.
 function drawContext() {
     const r = ringShown, c = r.n, k = roundShown;
     const side = Math.floor(Math.min(460, roomFor(320) - 150) / 2 / c);

@@ -1,4 +1,4 @@
-// ---- events ---------------------------------------------------------------------------------------------------------
+// ---- events -------------------------------------------------------------------------------------
 
 function redraw() {
     if (panel === "schedules" && shown) drawSchedule();
@@ -12,8 +12,8 @@ function timeAt(canvas, event) {
            Math.max(pinned ? beside().makespan : 0, shown.makespan, 1e-9);
 }
 
-// The box under the pointer: {s, i, micro, text}, i its place in its stage's list, micro null beside boxes; or null
-// outside.
+// The box under the pointer: {s, i, micro, text}, i its place in its stage's list, micro null
+// beside boxes; or null outside.
 function inBox(canvas, r, event) {
     const s = Math.floor((event.clientY - canvas.getBoundingClientRect().top - MARGIN.top) / rowHeight(r.p));
     const t = timeAt(canvas, event);

@@ -1,4 +1,4 @@
-// ---- layout ---------------------------------------------------------------------------------------------------------
+// ---- layout -------------------------------------------------------------------------------------
 
 const SWITCHES = {layers: "layers", heads: "heads", channels: "channels", vocab: "vocab", seq: "seq", tensor: "tensor",
                   data: "data", pipeline: "pipeline", virtual: "virtual", micro: "micro-batch", global: "global-batch",
@@ -94,9 +94,10 @@ function showLayout() {
     showSearchOf(v);
 }
 
-// ---- what if --------------------------------------------------------------------------------------------------------
+// ---- what if ------------------------------------------------------------------------------------
 
-// Adds to a change the most chunks, not more than now, into which its layers and micro-batches divide.
+// Adds to a change the most chunks, not more than now, into which its layers and micro-batches
+// divide.
 function suited(values, change) {
     const v = {...values, ...change}, [p, L] = [Number(v.pipeline), Number(v.layers)];
     const m = Number(v.global) / (Number(v.micro) * Number(v.data));
@@ -167,7 +168,8 @@ async function showWhatIf(r) {
     fillCurves(r, () => mine === whatIf);
 }
 
-// Writes beside the switches what they would do to the fullest stage. hints: by the change, "zero,1".
+// Writes beside the switches what they would do to the fullest stage. hints: by the change,
+// "zero,1".
 function showHints(values, hints) {
     for (const name of ["zero", "sp"]) {
         const other = values[name] === "1" ? "0" : "1", bytes = hints[`${name},${other}`];
@@ -192,7 +194,8 @@ function tableRow(tag, cells, names, scope) {
     return tr;
 }
 
-// Returns the places of the ranks' cells: stages one under the other, data ranks side by side, tensor ranks in them.
+// Returns the places of the ranks' cells: stages one under the other, data ranks side by side,
+// tensor ranks in them.
 function gridPlaces(r) {
     const width = roomFor(320) - MARGIN.left - 4, least = r.ranks > 4096 ? 6 : narrow() ? 24 : 9;
     let lines = 0, across, cell;  // a stage takes as many lines as its cells need to be seen

@@ -1,4 +1,4 @@
-// ---- memory: a stage's buffers, and curves over the sizes -----------------------------------------------------------
+// ---- memory: a stage's buffers, and curves over the sizes ---------------------------------------
 
 let stageShown = null;  // whose buffers are listed; null: none
 

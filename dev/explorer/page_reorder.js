@@ -1,7 +1,7 @@
-// ---- reordering a list ----------------------------------------------------------------------------------------------
+// ---- reordering a list --------------------------------------------------------------------------
 
-// The step in hand: its stage s, its place i in that stage's list, the place `to` where it would go. By the pointer
-// (from: where it went down) or by the keys.
+// The step in hand: its stage s, its place i in that stage's list, the place `to` where it would
+// go. By the pointer (from: where it went down) or by the keys.
 let hand = null, dropped = 0;
 const HINT = "A click on a box follows its micro-batch. Drag a box along its row, or press up or down and then Shift " +
              "with left or right, to reorder its stage's list.";

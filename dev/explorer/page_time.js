@@ -1,4 +1,4 @@
-// ---- time -----------------------------------------------------------------------------------------------------------
+// ---- time ---------------------------------------------------------------------------------------
 
 // The planner's names of what the fields choose.
 const RECOMPUTES = ["none", "gelu", "layer"], ORDERS = ["tdp", "tpd", "dtp", "dpt", "ptd", "pdt"];
@@ -10,7 +10,8 @@ const DEFAULT_LIMIT = 2;  // of zb-auto, times p
 
 const gpusOf = values => ["tensor", "data", "pipeline"].reduce((product, name) => product * Number(values[name]), 1);
 
-// The cluster file's constants as the planner's C reads them, with the fields that stand in for some.
+// The cluster file's constants as the planner's C reads them, with the fields that stand in for
+// some.
 function clusterText(values) {
     const constants = {...CLUSTERS[values.cluster]};
     if (values.node !== "") constants.gpus_per_node = Number(values.node);
@@ -106,7 +107,7 @@ function drawTimeParts() {
         `${name} ${share(timed, seconds)}`).join(", "));
 }
 
-// ---- the search -----------------------------------------------------------------------------------------------------
+// ---- the search ---------------------------------------------------------------------------------
 
 let searching = false, searchedFor = null, best = [];  // the question whose answer stands there
 

@@ -1,7 +1,7 @@
 "use strict";
-// worker.js: calls the C away from the page, which stays usable meanwhile. A question is {id, job, module, values}; the
-// answer is {id, result} or {id, refused}, before which there may be {id, progress}. The page ends a worker whose
-// question is no longer of interest.
+// worker.js: calls the C away from the page, which stays usable meanwhile. A question is {id, job,
+// module, values}; the answer is {id, result} or {id, refused}, before which there may be {id,
+// progress}. The page ends a worker whose question is no longer of interest.
 
 class Exit extends Error {}
 
@@ -42,7 +42,7 @@ async function program(module) {
 const kept = {};  // programs by their use, with what they hold
 let asking = 0;   // the question in work
 
-// ---- schedules and rings --------------------------------------------------------------------------------------------
+// ---- schedules and rings ------------------------------------------------------------------------
 
 async function runSchedule(q, module) {
     const c = kept.schedule = kept.schedule || await program(module);  // its memory is used again
@@ -95,7 +95,7 @@ async function context(q, module) {
     return {work: steps.map(x => [...c.doubles(x, q.n)]), ranks: steps.map(x => c.ints(x + 8 * 16, 32 * 32).slice())};
 }
 
-// ---- layouts --------------------------------------------------------------------------------------------------------
+// ---- layouts ------------------------------------------------------------------------------------
 
 const GROUP_COUNT = 5, OP_COUNT = 6, SUMS = 4 * GROUP_COUNT * OP_COUNT, STAGES = 9 + 2 * SUMS;
 
@@ -150,7 +150,7 @@ async function buffers(q, module) {
 
 const rank = async (q, module) => rankOf(await runLayout(q, module), q);
 
-// ---- the planner ----------------------------------------------------------------------------------------------------
+// ---- the planner --------------------------------------------------------------------------------
 
 const PLAN_PARTS = ["GEMM", "attention", "memory", "tensor", "pipeline", "data", "optimizer", "host", "idle"];
 const PLAN_FIELDS = ["t", "d", "p", "v", "micro", "schedule", "limit", "recompute", "sp", "zero", "shard", "order",
@@ -195,7 +195,7 @@ async function search(q, module) {
     return {counts, rows};
 }
 
-// ---- questions ------------------------------------------------------------------------------------------------------
+// ---- questions ----------------------------------------------------------------------------------
 
 const JOBS = {schedule, list, ring, context, layout, rank, buffers, time, beside, search};
 onmessage = async ({data: {id, job, module, values}}) => {

@@ -1,6 +1,7 @@
 // explorer_driver.js: dev/test/run_explorer.sh appends it to a copy of doc/explorer.html. It opens one address after
-// the other and writes what the page says of each, in lines: the number of the address, then what the trainers print
-// too. While it works the page's load event waits for a document that stays open, and so does the browser.
+// the other and writes what the page says of each, in lines: the number of the address, then what
+// the trainers print too. While it works the page's load event waits for a document that stays
+// open, and so does the browser.
 const frame = document.createElement("iframe");
 (async () => {
     const out = [];
@@ -151,7 +152,8 @@ const frame = document.createElement("iframe");
     await at("#schedules?follow=3");
     found("follow", /F on stage 0 at 3, F on stage 1 at /.test($("facts").textContent) &&
         /6: activations of stage 0 to 1 from 4, 1 to 2 from/.test($("facts").textContent));
-    // A step is dragged to another place in its list: the proof answers before and after; what is refused stays.
+    // A step is dragged to another place in its list: the proof answers before and after; what is
+    // refused stays.
     const picture_ = $("timeline"), under = () => $("under").textContent;
     picture_.setPointerCapture = () => {};  // no pointer is down
     const pointer = (type, s, t) => {
@@ -212,7 +214,8 @@ const frame = document.createElement("iframe");
     await at("#layout?model=ptdp-7.5b");
     found("what-if", lines.length > 5 && lines.some(line => line.startsWith("ZeRO-1-" +
         bytesText(fullestOf(laid) - saved))), lines[1]);
-    // Bars open into the buffers that the trainer's layout takes; curves have the sizes that opening them shows.
+    // Bars open into the buffers that the trainer's layout takes; curves have the sizes that
+    // opening them shows.
     const arenas = (list, name) => list.filter(x => x.arena === name).reduce((sum, x) => sum + x.bytes, 0);
     for (const hash of ["#layout?stage=1",
                         "#layout?model=gpt2-xl&tensor=1&data=4&pipeline=2&schedule=zb-h1&micro=1&stage=0"]) {
@@ -292,7 +295,8 @@ const frame = document.createElement("iframe");
     found("time-where-it-does-not-fit", /would take, if it did fit/.test($("times").textContent));
     await triedOut();
     await at("#schedules");
-    // How long drawing takes, from the input to the picture: the shortest of some times, as others use the machine too.
+    // How long drawing takes, from the input to the picture: the shortest of some times, as others
+    // use the machine too.
     for (const hash of SLOW) {
         let least = Infinity;
         for (let i = 0; i < 20 && least > 200; i++) {

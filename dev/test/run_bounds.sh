@@ -23,7 +23,7 @@ refused() {
     [ $code = "$want" ] && [ "$(wc -l <err)" = 1 ] && grep -q "$pattern" err
 }
 
-# ---- hostile headers: no more than 10 times the file, and 100 MiB for the program itself -----------------------------
+# ---- hostile headers: no more than 10 times the file, and 100 MiB for the program itself ---------
 
 hostile() {  # hostile MEGABYTES: a safetensors header of many short values
     python3 - "$1" <<'P'
@@ -55,7 +55,7 @@ P
     done
 fi
 
-# ---- many layers: the start takes time in proportion -----------------------------------------------------------------
+# ---- many layers: the start takes time in proportion ---------------------------------------------
 
 cpu_ms() {  # cpu_ms COMMAND...: the milliseconds of a core that it takes, whatever else the machine does; sets code
     local TIMEFORMAT='%U %S'
@@ -71,7 +71,7 @@ report $? "5000 layers, as many as there may be, take $ms ms of a core for a ste
 refused 2 'must be a whole number from 1 to 5000' "$trainer" $tiny --layers 5001
 report $? "more are refused: $(cat err)"
 
-# ---- many tensors in the files of an index ---------------------------------------------------------------------------
+# ---- many tensors in the files of an index -------------------------------------------------------
 
 if command -v python3 >/dev/null; then
     mkdir many
@@ -90,7 +90,7 @@ P
     report $? "an index of 100000 tensors is read in 10 s of a core: $(cut -c 1-100 err)"
 fi
 
-# ---- clusters on which a step never ends -----------------------------------------------------------------------------
+# ---- clusters on which a step never ends ---------------------------------------------------------
 
 slow() {  # slow NAME KEY VALUE: a cluster with another constant
     sed -E "s/(\"$2\": *\{ *\"value\": *)[^,]+/\1$3/" "$root/dev/clusters/selene-2021.json" >"$1.json"
@@ -110,7 +110,7 @@ if [ -n "$stand_ins" ]; then
     report $? "a launch that takes a million years: $(grep -a '^step .* s |' out)"
 fi
 
-# ---- sizes whose product passes 2^64 ---------------------------------------------------------------------------------
+# ---- sizes whose product passes 2^64 -------------------------------------------------------------
 
 refused 2 'more than 2^60 bytes' "$trainer" --dry-run --layers 1 --heads 1 --channels 64 --micro-batch 1000000 \
     --seq 10000000 --vocab 10000000
@@ -119,7 +119,7 @@ refused 2 'more than 2^60 bytes' "$trainer" --dry-run --layers 5000 --heads 4096
     --seq 8 --global-batch 1000000000
 report $? "and of more parameters than anybody has"
 
-# ---- a log on a full disk --------------------------------------------------------------------------------------------
+# ---- a log on a full disk ------------------------------------------------------------------------
 
 large=$((1 << 24))  # a file of 16 MiB takes no more
 { printf '{"step":1,"of":"'; head -c $large /dev/zero | tr '\0' x; printf '"}\n'; } >full.jsonl
@@ -130,7 +130,7 @@ refused 1 '.' bash -c 'ulimit -f $(($0 / 1024)); exec "$@"' $large "$trainer" $t
     [ -f full/step-00000003/trainer.json ]
 report $? "--log on a full disk: said at once, the reason named, all steps saved, code $code"
 
-# ---- damaged checkpoints are named and not taken ---------------------------------------------------------------------
+# ---- damaged checkpoints are named and not taken -------------------------------------------------
 
 $trainer $tiny --steps 3 --save-every 1 --out three >out 2>&1
 flip() {  # flip FILE OFFSET-FROM-END: one bit
@@ -153,7 +153,7 @@ sed -i 's/"n_head": 2/"n_head": 1/' three/step-00000003/config.json
 refused 2 'trainer.json or config.json is damaged' "$trainer" ${tiny/--heads 2/} --resume three/step-00000003
 report $? "--resume with another number of heads in config.json: $(cut -c 1-120 err)"
 
-# ---- outputs that are inputs ----------------------------------------------------------------------------------------
+# ---- outputs that are inputs ---------------------------------------------------------------------
 
 # Weights in two files, as Hugging Face saves large models.
 mkdir split
@@ -187,7 +187,7 @@ for case in "is no former output|--init split --log split/model-00001-of-00001.s
     report $? "${case#*|}: $(cut -c 1-100 err)"
 done
 
-# ---- the log is not touched by a run that is refused, however late ---------------------------------------------------
+# ---- the log is not touched by a run that is refused, however late -------------------------------
 
 if command -v cc >/dev/null; then
     cat >eio.c <<'C'
@@ -216,7 +216,7 @@ C
     report $? "weights that cannot be read: code $code, the old log is as it was"
 fi
 
-# ---- what a run leaves that does nothing -----------------------------------------------------------------------------
+# ---- what a run leaves that does nothing ---------------------------------------------------------
 
 refused 2 'does not divide' "$trainer" $tiny --heads 3 --out fresh && [ ! -e fresh ]
 report $? "a run that is refused makes no folder: $(cat err)"
@@ -229,7 +229,7 @@ mv fresh/step-00000001 fresh/tmp-00000001-host-1
     [ -f fresh/step-00000002/trainer.json ]
 report $? "a resume by the name that an interrupted save did not give: $(grep ^resuming out)"
 
-# ---- a machine without a GPU or its driver, as the login node of a cluster -------------------------------------------
+# ---- a machine without a GPU or its driver, as the login node of a cluster -----------------------
 
 blind() { CPU_NO_DEVICE=1 CUDA_VISIBLE_DEVICES='' timeout 60 "$@" >out 2>err </dev/null; }
 blind "$trainer" --help && grep -q '^usage' out && [ ! -s err ]
@@ -240,7 +240,7 @@ blind "$trainer" $tiny --steps 1
 [ $? = 2 ] && [ "$(wc -l <err)" = 1 ] && grep -q 'no GPU can be used' err
 report $? "training does: $(cat err)"
 
-# ---- byte_corpus: replaces shards and nothing else -------------------------------------------------------------------
+# ---- byte_corpus: replaces shards and nothing else -----------------------------------------------
 
 mknod null c 1 3 2>/dev/null || ln -s /dev/null null
 ln -s "$dir/target" link && echo precious >target
@@ -257,7 +257,7 @@ report $? "byte_corpus on a full disk leaves nothing: $(cat err)"
 "$corpus" train.bin val.bin text >out 2>err && "$corpus" train.bin val.bin text >out 2>err
 report $? "byte_corpus replaces its own shards"
 
-# ---- tools: the flag that has a wrong value is named -----------------------------------------------------------------
+# ---- tools: the flag that has a wrong value is named ---------------------------------------------
 
 for case in 'schedule --micros 0 zb-h1' 'schedule --forward -1 1f1b' 'loss --width x text' 'profile --skip -1 text' \
     'timeline --costs 1,1 text'; do

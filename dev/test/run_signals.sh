@@ -147,7 +147,8 @@ large="--layers 4 --heads 4 --channels 128 --train-data $dir/train.bin --seq 128
 # Bits PROCESS NAME
 bits() { sed -n "s/^$2:[[:space:]]*/0x/p" "/proc/$1/status" 2>/dev/null || echo 0; }
 asked=$((1 << 14 | 1 << 1 | 1 << 9 | 1))  # TERM, INT, USR1, HUP
-# Handlers of the fault itself (ILL, TRAP, ABRT, BUS, FPE, SEGV, SYS), and the C library's own three.
+# Handlers of the fault itself (ILL, TRAP, ABRT, BUS, FPE, SEGV, SYS), and the C library's own
+# three.
 allowed=$((1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 10 | 1 << 30 | 7 << 31))
 ok=0 threads=0
 for signal in TERM INT USR1 HUP; do
@@ -190,7 +191,7 @@ for signal in TERM USR1; do  # 130 million weights take seconds to make
     report $? "SIG$signal before training ends the run at once (code $code after $took ms)"
 done
 
-# ---- stopped, and told to go on --------------------------------------------------------------------------------------
+# ---- stopped, and told to go on ------------------------------------------------------------------
 
 for pair in 'TSTP mpirun' 'STOP mpirun' 'STOP all' 'CONT all'; do
     read -r signal who <<<"$pair"
@@ -218,7 +219,7 @@ kill -CONT "$rank"
 ends 60000 && [ $code = 0 ] && [ "$(steps)" = 400 ]
 report $? "SIGSTOP to one rank of 4, and SIGCONT after 6 s: the others have waited (code $code after $(steps) steps)"
 
-# ---- quick steps: nothing is lost, whatever the signal meets ---------------------------------------------------------
+# ---- quick steps: nothing is lost, whatever the signal meets -------------------------------------
 
 ok=0 tries=6
 for ((i = 0; i < tries; i++)); do
@@ -233,7 +234,7 @@ done
 [ $ok = $tries ]
 report $? "SIGTERM to all 4 ranks between and within quick steps: $ok of $tries saved the last step that was logged"
 
-# ---- no reader, no open output -----------------------------------------------------------------------------------
+# ---- no reader, no open output -------------------------------------------------------------------
 
 out=$dir/pipe
 "$build/train_gpt" $quick --steps 20 --out "$out" --log "$out.jsonl" 2>"$dir/err" | head -n 1 >"$dir/out"
@@ -272,7 +273,7 @@ job=
 [ -s "$dir/numbers.jsonl" ] && [ "$null" = 3 ]
 report $? "closed descriptors: $null of 3 are /dev/null while the trainer runs"
 
-# ---- data that turns out to be damaged -------------------------------------------------------------------------------
+# ---- data that turns out to be damaged -----------------------------------------------------------
 
 # The 20th sample has a token that no vocabulary has: step 5 of 4 samples.
 cp "$dir/train.bin" "$dir/foreign.bin"
