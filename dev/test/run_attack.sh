@@ -243,7 +243,8 @@ unlike() {
         2 $3 >out 2>err </dev/null
     code=$?
     [ $code = 2 ] && [ "$(grep -c '^error: ' err)" = 1 ] && grep -q "^error: .*$1" err
-    report $? "ranks with${2:+ $2} and with $3${4:+ of ${4##*/}}: $(grep -m1 '^error' err | cut -c 1-100)"
+    report $? \
+        "ranks with${2:+ $2} and with $3${4:+ of ${4##*/}}: $(grep -m1 '^error' err | cut -c 1-100)"
 }
 for flags in '--lr 1e-4' '--seed 2' '--steps 3' '--out other' '--schedule gpipe' '--help' \
     '--dry-run' '--log other.jsonl'; do
@@ -311,7 +312,8 @@ for ((length = 3970; length <= 4090; length += 5)); do
     [ $code = 1 ] && lost=$((lost + 1))
 done
 [ $kept -gt 0 ] && [ $lost = 0 ]
-report $? "--out of 3970 to 4090 characters: $kept saved, the others refused before work, $lost lost"
+report $? \
+    "--out of 3970 to 4090 characters: $kept saved, the others refused before work, $lost lost"
 refused 2 'two?lines' --steps 1 --train-data $'two\nlines'
 report $? "a line's end in a flag's value makes one sentence: $(said)"
 

@@ -48,12 +48,14 @@ planted 's/"l"(global), "r"(exists ? 16/"l"((const char *)global + 2), "r"(exist
 copy 's/offset = 1; offset < 4/offset = 1; offset < 8/' llmc/kernels/mma.cuh &&
     python3 dev/ptx.py --source "$dir/copy" dev/ptx_attention.cu >"$dir/out" 2>&1 &&
         ! close "$dir/out"
-report $? "mma.cuh with a wrong lane in quad_reduce has other results: $(grep -a '^sum ' "$dir/out")"
+report $? \
+    "mma.cuh with a wrong lane in quad_reduce has other results: $(grep -a '^sum ' "$dir/out")"
 
 # interpret PROGRAM PRECISION: every check of the program passes.
 interpret() {
     python3 dev/ptx.py --precision "$2" "dev/cuda/$1.cu" >"$dir/out" 2>&1
-    report $? "$1 $2: $(grep -aoE '^[0-9]+ passed, .*|^[0-9]+ kernels of [0-9]+ ran' "$dir/out" | xargs)"
+    report $? \
+        "$1 $2: $(grep -aoE '^[0-9]+ passed, .*|^[0-9]+ kernels of [0-9]+ ran' "$dir/out" | xargs)"
     [ "$all" = all ] && sed -n '/^launches/,$p' "$dir/out"
 }
 interpret gelu bf16

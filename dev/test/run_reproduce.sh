@@ -17,7 +17,8 @@ awk '/validation loss of 1 rank/ { on = 1; next } on && NF == 3 && $1 ~ /^[0-9]+
      END { exit !(n >= 3 && last < first - 0.5) }' "$dir/printed"
 report $? 'its validation curve falls'
 [ "$(grep -c '^  *step  *[0-9]*/[0-9]* .* left$' "$dir/printed")" -ge 20 ]
-report $? "it shows how far each part is, and the time left: $(grep -c ' left$' "$dir/printed") lines"
+report $? \
+    "it shows how far each part is, and the time left: $(grep -c ' left$' "$dir/printed") lines"
 last=$(tail -n 1 "$dir/printed")
 [[ $last =~ ^'The losses of 1 and 8 ranks differ by at most '[0-9.]+e-[0-9]+' in 20 steps, their validation losses by at most '[0-9.]+e-[0-9]+' in 30; ' ]]
 report $? "its last sentence: $last"
