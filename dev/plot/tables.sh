@@ -684,7 +684,8 @@ table_plan_table1() {
     local model gpus batch t p v b schedule
     local plan='build/tools/plan --cluster selene-2021 --recompute layer --sequence-parallel 0
         --zero 0 --light --json'
-    echo '| model | GPUs | published t, p, v, b | step s | best t, p, v, b | step s | published takes |'
+    echo '| model | GPUs | published t, p, v, b | step s | best t, p, v, b | step s' \
+        '| published takes |'
     echo '|---|---|---|---|---|---|---|'
     while read -r model gpus batch t p v b; do
         schedule=1f1b
