@@ -106,19 +106,24 @@ mapfile -t sources < <(find . -regex '\./\(build\|site\|\.git\)' -prune -o -type
 long=$(grep -nE '^.{101,}' "${sources[@]}" | cut -d: -f1,2)
 [ ${#sources[@]} -gt 250 ] && [ -z "$long" ]
 report $? "no line of ${#sources[@]} sources has more than 100 columns${long:+: ${long//$'\n'/, }}"
-# The headers behind lesson 1 on a GPU build, and the whole library. The compiler only looks for
-# what is included (-MG: those of CUDA and NCCL may be missing).
-behind=$(${CXX:-g++} -x c++ -std=c++17 -I. -D__CUDACC__ -DPRECISION_FP32 -MM -MG train_gpt.cu |
-    tr ' \\' '\n\n' | grep '^llmc/' | grep -vE '^llmc/(cpu|mpi|sim)/' | sort -u)
-[ "$(wc -w <<<"$behind")" -gt 20 ]
+# behind TRAINER: the headers of llmc/ that it includes on a GPU build. The compiler only looks for
+# them (-MG: those of CUDA and NCCL may be missing).
+behind() {
+    ${CXX:-g++} -x c++ -std=c++17 -I. -D__CUDACC__ -DPRECISION_FP32 -MM -MG "$1" |
+        tr ' \\' '\n\n' | grep '^llmc/' | grep -vE '^llmc/(cpu|mpi|sim)/' | sort -u
+}
+mapfile -t first < <(behind train_gpt.cu)
+[ ${#first[@]} -gt 20 ]
 report $? 'the headers that train_gpt.cu includes are known'
-# shellcheck disable=SC2086
-at_most "$(tokens $behind | wc -l)" 86966 'tokens of headers behind train_gpt.cu on a GPU build'
-# A header that a lesson behind the four brings says so in its second line: `// lesson: moe`.
-mapfile -t library < \
-    <(find llmc -type f -exec sh -c 'sed -n 2p "$1" | grep -q "^// lesson: " || echo "$1"' _ {} \;)
-at_most "$(tokens "${library[@]}" | wc -l)" 171989 \
+at_most "$(tokens "${first[@]}" | wc -l)" 86764 \
+    'tokens of headers behind train_gpt.cu on a GPU build'
+# A header that a lesson behind the four brings says so in a line of its head: `// lesson: moe`.
+mapfile -t library < <(grep -rL '^// lesson: ' llmc)
+at_most "$(tokens "${library[@]}" | wc -l)" 154740 \
     'tokens of llmc/ without the headers of lessons behind the four'
+foreign=$(behind train_gpt_3d.cu | xargs grep -l '^// lesson: ')
+[ -z "$foreign" ]
+report $? "train_gpt_3d.cu includes no such header${foreign:+, but ${foreign//$'\n'/, }}"
 twins=$(printf '%s\n' "${library[@]##*/}" | sed 's/\..*//' | sort | uniq -d | xargs)
 [ -z "$twins" ]
 report $? "no two headers of llmc/ have one name${twins:+, but $twins}"
