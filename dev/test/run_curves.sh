@@ -38,7 +38,7 @@ differ() {
         { if (off($2, $6) > loss) loss = off($2, $6); if (off($3, $7) > norm) norm = off($3, $7) }
         END {
             if (bad || NR != 14) print "none"
-            else printf "%.1e %.1e %d\n", loss, norm, loss > 1e-5 || norm > 1e-3
+            else printf "%.1e %.1e %d\n", loss, norm, (loss > 1e-5 || norm > 1e-3)
         }'
 }
 
