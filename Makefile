@@ -1,14 +1,14 @@
-# Trains GPT-2 with tensor, pipeline and data parallelism, on GPUs or without any. `make help` lists the
-# targets.
+# Trains GPT-2 with tensor, pipeline and data parallelism, on GPUs or without any. `make help` lists
+# the targets.
 #
 #   make DEVICE=cpu|cuda      default: cuda if there are nvcc and a GPU
 #        PRECISION=fp32|bf16  default: bf16 on cuda, fp32 on cpu
 #        SANITIZE=1           cpu only: address and undefined-behaviour sanitizers
-#        GDB=1                cpu only: nothing optimised, for a debugger that is to see lines and variables
-#        GPU_SHAPES=1         cpu only: rows and threads of kernels are divided as on a GPU, which is slow here
-#        GPU_QUEUE=1          cpu only: a helper thread carries NCCL's calls, as with NCCL=mpi on a GPU
-#        PROFILE=1            times every kernel and matrix product: a table at the end of a run with --trace
-#        NCCL=nccl|mpi        cuda only: mpi carries NCCL's calls over MPI, so that ranks can share a GPU
+#        GDB=1                cpu only: nothing optimised, for a debugger to see lines and variables
+#        GPU_SHAPES=1         cpu only: divides rows and threads of kernels as on a GPU: slow here
+#        GPU_QUEUE=1          cpu only: a thread carries NCCL's calls, as with NCCL=mpi on a GPU
+#        PROFILE=1            times each kernel and product: a table at the end of runs with --trace
+#        NCCL=nccl|mpi        cuda only: mpi carries NCCL's calls, so that ranks can share a GPU
 #        MPI=openmpi|mpich    the one to take where both are installed (mpicxx.mpich, mpirun.mpich)
 #        V=1                  shows the commands that compile
 #        LAYOUT='--tensor 2'  more flags for `make train`; its sizes say how many ranks are started
@@ -34,7 +34,9 @@ endif
 PRECISIONS := $(or $(PRECISION),fp32 bf16)  # of make kernels and make bench
 PRECISION ?= $(if $(filter cuda,$(DEVICE)),bf16,fp32)
 NCCL ?= $(if $(NCCL_LIBS),nccl,mpi)
-ifeq ($(and $(filter cpu cuda,$(DEVICE)),$(filter fp32 bf16,$(PRECISION)),$(filter nccl mpi,$(NCCL))),)
+KNOWN := $(and $(filter cpu cuda,$(DEVICE)),$(filter fp32 bf16,$(PRECISION)),\
+               $(filter nccl mpi,$(NCCL)))
+ifndef KNOWN
 $(error DEVICE must be cpu or cuda, PRECISION fp32 or bf16, NCCL nccl or mpi)
 endif
 ifeq ($(DEVICE)$(NVCC),cuda)
@@ -46,10 +48,11 @@ endif
 ifeq ($(DEVICE)$(GDB),cuda1)
 $(error GDB=1 is for DEVICE=cpu)
 endif
-DIR := build/$(DEVICE)-$(PRECISION)$(addprefix -,$(MPI))$(if $(SANITIZE),-asan)$(if $(GDB),-gdb)$(if \
-    $(PROFILE),-profile)$(if $(GPU_SHAPES),-shapes)$(if $(GPU_QUEUE),-queue)
+VARIANT := $(MPI) $(if $(SANITIZE),asan) $(if $(GDB),gdb) $(if $(PROFILE),profile) \
+    $(if $(GPU_SHAPES),shapes) $(if $(GPU_QUEUE),queue)
+DIR := build/$(DEVICE)-$(PRECISION)$(subst $(eval) ,,$(addprefix -,$(VARIANT)))
 
-# ---- what there is to build --------------------------------------------------------------------------------
+# ---- what there is to build ----------------------------------------------------------------------
 
 TRAINERS := $(wildcard train_gpt.cu train_gpt_tp.cu train_gpt_pp.cu train_gpt_3d.cu)
 LESSONS := $(wildcard dev/lessons/*.cu)  # trainers that branch off these
@@ -57,13 +60,17 @@ KERNELS := $(wildcard dev/cuda/*.cu)
 TOOLS := $(wildcard dev/data/*.c dev/plot/*.c dev/scale/*.c)
 program = $(addprefix $(DIR)/,$(basename $(1)))
 
-# ---- libraries ----------------------------------------------------------------------------------------------
-# dev/probe.sh finds libraries by linking small programs. The build stops if one is missing, and dev/setup.sh installs
-# it. The answer is kept; only missing libraries are looked for again at the next call.
+# ---- libraries -----------------------------------------------------------------------------------
+# dev/probe.sh finds libraries by linking small programs. The build stops if one is missing, and
+# dev/setup.sh installs it. The answer is kept; only missing libraries are looked for again at the
+# next call.
 
 PROBE := build/probe-$(DEVICE)$(addprefix -,$(MPI)).mk
 PROBED = $(DEVICE) '$(if $(filter cuda,$(DEVICE)),$(NVCC),$(CXX))' '$(CC)' $(MPI)
-ifneq ($(filter-out help setup clean train test lessons kernels bench sass asm ptx gpu-check explorer site release fuzz soak reproduce,$(or $(MAKECMDGOALS),all)),)
+# These compile nothing, or call make again for what they compile.
+NEED_NO_LIBRARY := help setup clean train test lessons kernels bench sass asm ptx gpu-check \
+    explorer site release fuzz soak reproduce
+ifneq ($(filter-out $(NEED_NO_LIBRARY),$(or $(MAKECMDGOALS),all)),)
 include $(PROBE)
 ifneq ($(strip $(MISSING)),)
 $(shell rm -f $(PROBE))
@@ -80,27 +87,34 @@ $(PROBE): dev/probe.sh
 	@mkdir -p $(@D)
 	@dev/probe.sh $(PROBED) > $@.tmp && mv $@.tmp $@
 
-# ---- how it is compiled ------------------------------------------------------------------------------------
-# Never -ffast-math. No contraction to fused multiply-add on the host, so that the same source gives the same
-# bits in every program. Nothing reads errno or floating-point flags: without them roots and selects become vectors,
-# with the same results.
+# ---- how it is compiled --------------------------------------------------------------------------
+# Never -ffast-math. No contraction to fused multiply-add on the host, so that the same source gives
+# the same bits in every program. Nothing reads errno or floating-point flags: without them roots
+# and selects become vectors, with the same results.
 
 WARNINGS := -Wall -Wextra
-# Programs that train on a CPU are compiled to run fast; tests, bf16 and the GPU's shapes and queue, which only check,
-# to compile fast. Null pointers and the sizes of objects are left to the address sanitizer, which sees them too.
-SANITIZERS := -fsanitize=address,undefined -fno-sanitize=null,object-size,vptr -fno-sanitize-recover=all
+# Programs that train on a CPU are compiled to run fast; tests, bf16 and the GPU's shapes and queue,
+# which only check, to compile fast. Null pointers and the sizes of objects are left to the address
+# sanitizer, which sees them too.
+SANITIZERS := -fsanitize=address,undefined -fno-sanitize=null,object-size,vptr \
+    -fno-sanitize-recover=all
 QUICK := $(if $(SANITIZE),-Og -g1 $(SANITIZERS),-O1 -ftree-vectorize)
-OPTIMIZE := $(if $(SANITIZE)$(GPU_SHAPES)$(GPU_QUEUE)$(filter bf16,$(PRECISION)),$(QUICK),-O3) $(if $(GDB),-O0 -g)
+CHECKS_ONLY := $(SANITIZE)$(GPU_SHAPES)$(GPU_QUEUE)$(filter bf16,$(PRECISION))
+OPTIMIZE := $(if $(CHECKS_ONLY),$(QUICK),-O3) $(if $(GDB),-O0 -g)
 $(DIR)/dev/test/% $(DIR)/test_gpt: OPTIMIZE := $(QUICK)
 # These run for a tenth of a second, which is less than optimising them takes.
-$(addprefix $(DIR)/dev/test/test_,work fuzz profile cost plot): OPTIMIZE := $(if $(SANITIZE),$(QUICK),-O0)
-# Trainers run the tensor-core kernels on a CPU only in tests, with small heads; dev/cuda has all capacities.
+BRIEF := $(addprefix $(DIR)/dev/test/test_,work fuzz profile cost plot)
+$(BRIEF): OPTIMIZE := $(if $(SANITIZE),$(QUICK),-O0)
+# Trainers run the tensor-core kernels on a CPU only in tests, with small heads; dev/cuda has all
+# capacities.
 FEW := $(if $(filter cpu,$(DEVICE)),-DATTENTION_MMA_CAPACITIES=64)
 ARITHMETIC := -ffp-contract=off -fno-math-errno -fno-trapping-math
 HOST = $(OPTIMIZE) $(NATIVE) $(ARITHMETIC) $(OPENMP)
-# The commit at which a program is built, for its --version: nothing is built again only because it changed.
+# The commit at which a program is built, for its --version: nothing is built again only because it
+# changed.
 VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
-DEFINES := -DVERSION='"$(VERSION)"' -DPRECISION_$(if $(filter bf16,$(PRECISION)),BF16,FP32) $(if $(PROFILE),-include dev/cuda/kernel_times.cuh) \
+DEFINES := -DVERSION='"$(VERSION)"' -DPRECISION_$(if $(filter bf16,$(PRECISION)),BF16,FP32) \
+    $(if $(PROFILE),-include dev/cuda/kernel_times.cuh) \
     $(if $(GPU_SHAPES),-DGPU_SHAPES) $(if $(GPU_QUEUE),-DGPU_QUEUE -Idev/test/gpu)
 $(DIR)/train_% $(DIR)/dev/test/%: DEFINES += $(FEW)
 HOST_LIBS = -Xlinker --as-needed $(CJSON_LIBS) $(PCRE2_LIBS)
@@ -110,15 +124,16 @@ DEPENDENCIES = -MMD -MP -MF $@.d -MT $@
 SAY = $(if $(V),,@echo '$@';)
 
 ifeq ($(DEVICE),cpu)
-CU = $(CXX) -x c++ -std=c++17 $(HOST) $(WARNINGS) -Illmc/cpu -Illmc/mpi -I. $(DEFINES) $(BLAS_DEFINES) \
-     $(MPI_FLAGS)
+CU = $(CXX) -x c++ -std=c++17 $(HOST) $(WARNINGS) -Illmc/cpu -Illmc/mpi -I. \
+     $(DEFINES) $(BLAS_DEFINES) $(MPI_FLAGS)
 else
-# sm_90a is what H100, H200 and GH200 run, with the instructions that only they have; later GPUs compile compute_90.
+# sm_90a is what H100, H200 and GH200 run, with the instructions that only they have; later GPUs
+# compile compute_90.
 ARCHITECTURES := -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90a,code=sm_90a \
     -gencode arch=compute_90,code=compute_90
 NVCC_HOST := $(subst $(eval) ,$(comma),$(strip $(NATIVE) -ffp-contract=off $(OPENMP) $(WARNINGS)))
-CU = $(NVCC) -std=c++17 -O3 $(ARCHITECTURES) -diag-suppress 177 -Xcompiler $(NVCC_HOST) -I. $(DEFINES) \
-     $(MPI_FLAGS)
+CU = $(NVCC) -std=c++17 -O3 $(ARCHITECTURES) -diag-suppress 177 -Xcompiler $(NVCC_HOST) -I. \
+     $(DEFINES) $(MPI_FLAGS)
 ifeq ($(NCCL),mpi)
 CU += -Illmc/mpi
 else
@@ -156,25 +171,30 @@ build/tools/%: dev/scale/%.c Makefile $(PROBE)
 build/tools/plan: DEFINES := -DVERSION='"$(VERSION)"' -DPRECISION_BF16 $(FEW)
 build/tools/plan: dev/plan/plan.cu Makefile $(PROBE)
 	@mkdir -p $(@D)
-	$(SAY)$(CXX) -x c++ -std=c++17 -O1 $(NATIVE) $(ARITHMETIC) $(OPENMP) $(WARNINGS) -Wno-unused-function -Illmc/cpu \
-	    -Illmc/mpi -I. $(DEFINES) $(BLAS_DEFINES) $(MPI_FLAGS) $(DEPENDENCIES) -o $@ $< $(LIBS)
+	$(SAY)$(CXX) -x c++ -std=c++17 -O1 $(NATIVE) $(ARITHMETIC) $(OPENMP) \
+	    $(WARNINGS) -Wno-unused-function -Illmc/cpu -Illmc/mpi -I. $(DEFINES) $(BLAS_DEFINES) \
+	    $(MPI_FLAGS) $(DEPENDENCIES) -o $@ $< $(LIBS)
 
 -include $(wildcard $(DIR)/*.d $(DIR)/dev/*/*.d build/tools/*.d)
 
-# ---- targets -----------------------------------------------------------------------------------------------
+# ---- targets -------------------------------------------------------------------------------------
 
-.PHONY: all trainers kernel-programs kernels bench sass asm ptx tools scale scale-trainers holmes calibrate setup train test \
-        lessons gpu-check clean help explorer site release corpus run-train build-train doc plan planned schedule study fuzz soak \
-        build-soak reproduce bubbles planned-fp32 planned-bf16 planned-asan planned-shapes \
-        planned-queue planned-profile experts
+.PHONY: all trainers kernel-programs kernels bench sass asm ptx tools scale scale-trainers holmes \
+        calibrate setup train test lessons gpu-check clean help explorer site release corpus \
+        run-train build-train doc plan planned schedule study fuzz soak build-soak reproduce \
+        bubbles planned-fp32 planned-bf16 planned-asan planned-shapes planned-queue \
+        planned-profile experts
 
 all:  ## every trainer and tool, with all cores; says what it built
 	+@$(PARALLEL) trainers tools
-	@echo "built: $(words $(TRAINERS) $(LESSONS)) trainers in $(DIR), $(words $(TOOLS)) tools in build/tools"
+	@echo "built: $(words $(TRAINERS) $(LESSONS)) trainers in $(DIR)," \
+	    "$(words $(TOOLS)) tools in build/tools"
 	@echo "next: make train, which trains a small model; $(DIR)/train_gpt --help; make help"
-trainers: $(call program,$(TRAINERS) $(notdir $(LESSONS)))  ## build/cpu-fp32/train_gpt and those after it
+trainers: $(call program,$(TRAINERS) $(notdir $(LESSONS)))
+trainers:  ## build/cpu-fp32/train_gpt and those after it
 kernel-programs: $(call program,$(KERNELS))  ## the kernel laboratory, dev/cuda, compiled only
-tools: $(addprefix build/tools/,$(notdir $(basename $(TOOLS))))  ## data preparation and plots: build/tools
+tools: $(addprefix build/tools/,$(notdir $(basename $(TOOLS))))
+tools:  ## data preparation and plots: build/tools
 setup:  ## installs what is missing (compiler, MPI, oneDNN, cJSON, PCRE2)
 	@dev/setup.sh $(PROBED)
 
@@ -183,19 +203,24 @@ clean:  ## removes build/
 
 # make train and make test first; then in the order of this file.
 help:  ## this list
-	@echo 'usage: make [TARGET] [DEVICE=cpu|cuda] [PRECISION=fp32|bf16] [SANITIZE=1|GDB=1]; here DEVICE is $(DEVICE)'
-	@for first in '^(train|test):' '^[a-z-]+:'; do sed -nE "/$$first/s/^([a-z-]+):.*## */\1|/p" Makefile; done | \
+	@echo 'usage: make [TARGET] [DEVICE=cpu|cuda] [PRECISION=fp32|bf16] [SANITIZE=1|GDB=1];' \
+	    'here DEVICE is $(DEVICE)'
+	@for first in '^(train|test):' '^[a-z-]+:'; do \
+	        sed -nE "/$$first/s/^([a-z-]+):.*## */\1|/p" Makefile; \
+	    done | \
 	    awk -F'|' '!seen[$$1]++ {printf "  %-16s %s\n", $$1, $$2}'
 
 TARGETS = $(shell sed -nE 's/^([a-z-]+):.*\#\# .*/\1/p' Makefile)
 .DEFAULT:
 	@case '$@' in build/*) echo "make: there is no rule for '$@' with programs in $(DIR)/:" \
-	    'DEVICE, PRECISION and SANITIZE choose that folder, and names are those of the sources' >&2; exit 2;; esac
+	    'DEVICE, PRECISION and SANITIZE choose that folder, and names are those of the sources' \
+	    >&2; exit 2;; esac
 	@near=$$(dev/nearest.sh '$@' $(TARGETS)); \
-	    echo "make: there is no target '$@':$${near:+ did you mean \`make $$near\`?} \`make help\` lists all targets" >&2; \
+	    echo "make: there is no target '$@':$${near:+ did you mean \`make $$near\`?}" \
+	        '`make help` lists all targets' >&2; \
 	    exit 2
 
-# ---- the kernel laboratory ---------------------------------------------------------------------------------
+# ---- the kernel laboratory -----------------------------------------------------------------------
 
 define build-kernels
 	@dev/setup.sh $(PROBED)
@@ -207,7 +232,7 @@ kernels:  ## checks every kernel of dev/cuda in both precisions: a row for each
 	$(build-kernels)
 	@dev/cuda/run.sh check $(DEVICE) $(PRECISIONS)
 
-bench:  ## times every kernel beside the measured roofline, a CPU's step beside its products and PyTorch (PEER=python3)
+bench:  ## times every kernel beside the measured roofline; on a CPU PyTorch too (PEER=python3)
 	$(build-kernels)
 	@dev/cuda/run.sh bench $(DEVICE) $(PRECISIONS)
 ifeq ($(DEVICE),cpu)
@@ -215,42 +240,48 @@ ifeq ($(DEVICE),cpu)
 	@python3 dev/cpu_speed.py build/cpu-fp32$(addprefix -,$(MPI))
 endif
 
-sass:  ## registers, spills and inner loops of every kernel for sm_80 and sm_90a, and their budgets (nvcc, nvdisasm)
+sass:  ## registers, spills and inner loops of kernels for sm_80 and sm_90a, and their budgets
 	@NVCC=$(NVCC) python3 dev/sass.py
 
-asm:  ## vector and scalar instructions of every kernel's hot loop on a CPU, for AVX2 and AVX-512 (g++, objdump)
+asm:  ## vector and scalar instructions of each kernel's hot loop on a CPU (g++, objdump)
 	@python3 dev/asm.py
 
-ptx:  ## runs the kernels that nvcc compiles in an interpreter that checks every access (nvcc, numpy; no GPU)
-	+@$(MAKE) --no-print-directory DEVICE=cpu PRECISION=bf16 build/cpu-bf16/dev/ptx_attention build/cpu-bf16/dev/ptx_cases
+ptx:  ## runs what nvcc compiles in an interpreter that checks every access (nvcc, numpy; no GPU)
+	+@$(MAKE) --no-print-directory DEVICE=cpu PRECISION=bf16 \
+	    build/cpu-bf16/dev/ptx_attention build/cpu-bf16/dev/ptx_cases
 	+@$(MAKE) --no-print-directory DEVICE=cpu PRECISION=fp32 build/cpu-fp32/dev/ptx_cases
 	@NVCC=$(NVCC) dev/test/run_ptx.sh all
 
-gpu-check:  ## one command for a machine with a GPU, in stages: checks, tokens/s and MFU, a table of kernels, PyTorch
+gpu-check:  ## one command for a machine with a GPU: checks, tokens/s and MFU, kernels, PyTorch
 	dev/gpu_check.sh
 
 # The published runs, and the cluster of each group.
-SCALE_RUNS := dev/scale/rows_a100.csv dev/scale/rows_more.csv dev/scale/rows_later.csv dev/scale/rows_fsdp.csv \
-    dev/scale/rows_vtrain.csv dev/scale/rows_nemotron.csv dev/scale/rows_bloom.csv dev/clusters/jean-zay.json:bloom \
-    dev/clusters/vtrain-a100.json:vts \
-    dev/clusters/selene-2021.json:ptd-,mtnlg- dev/clusters/selene-2022.json:kor-,nemo2208,nemo2211-5b \
+SCALE_RUNS := dev/scale/rows_a100.csv dev/scale/rows_more.csv dev/scale/rows_later.csv \
+    dev/scale/rows_fsdp.csv dev/scale/rows_vtrain.csv dev/scale/rows_nemotron.csv \
+    dev/scale/rows_bloom.csv \
+    dev/clusters/jean-zay.json:bloom dev/clusters/vtrain-a100.json:vts \
+    dev/clusters/selene-2021.json:ptd-,mtnlg- \
+    dev/clusters/selene-2022.json:kor-,nemo2208,nemo2211-5b \
     dev/clusters/roce-a100.json:zb- dev/clusters/selene-2020.json:mlm2020-dgxa100,mlm2020-selene \
     dev/clusters/dgx-a100.json:llmc-124M,llmc-350M,llmc-774M dev/clusters/dgx-h100.json:llmc-1558M \
     dev/clusters/eos-2025.json:eos,dgxc dev/clusters/foundry-a100-80.json:mpt-a100-80 \
     dev/clusters/foundry-a100-40.json:mpt-a100-40 dev/clusters/foundry-h100.json:mpt-h100
 
-scale: build/tools/scale  ## published runs on up to 3360 GPUs: predicted step time, published, error
+scale: build/tools/scale
+scale:  ## published runs on up to 3360 GPUs: predicted step time, published, error
 	@build/tools/scale $(SCALE_RUNS)
 
-holmes: build/tools/scale  ## rates of Holmes, on nodes with InfiniBand, RoCE and Ethernet, beside the light simulation's
+holmes: build/tools/scale
+holmes:  ## rates of Holmes, on InfiniBand, RoCE and Ethernet, beside the light simulation's
 	@dev/scale/holmes.sh
 
 # On a GPU, the laboratory's rows are the measurement; network and host stay those of a DGX H100.
-calibrate:  ## measures a cluster file of this machine: build/laptop.json by training, build/gpu.json by make bench
+calibrate:  ## measures a cluster file of this machine: build/laptop.json, on a GPU build/gpu.json
 ifeq ($(DEVICE),cuda)
 	@$(MAKE) --no-print-directory DEVICE=cuda PRECISION=bf16 bench
-	@python3 dev/scale/calibrate_gpu.py gpu build/bench-cuda.jsonl dev/clusters/dgx-h100.json \
-	    memory $$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits | head -1)e6 'nvidia-smi' > build/gpu.json
+	@memory=$$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits | head -1); \
+	python3 dev/scale/calibrate_gpu.py gpu build/bench-cuda.jsonl dev/clusters/dgx-h100.json \
+	    memory $${memory}e6 'nvidia-smi' > build/gpu.json
 	@echo 'written: build/gpu.json, for --virtual-time and --simulate'
 else
 	@$(MAKE) --no-print-directory DEVICE=cpu PRECISION=fp32 corpus build/cpu-fp32/train_gpt
@@ -258,29 +289,33 @@ else
 	@dev/scale/calibrate.sh build/cpu-fp32 build/corpus/train.bin
 endif
 
-scale-trainers: build/tools/scale  ## the same runs simulated by train_gpt_3d, train_fsdp and train_llama (some minutes)
-	@$(MAKE) --no-print-directory DEVICE=cpu PRECISION=bf16 build/cpu-bf16/train_gpt_3d build/cpu-bf16/train_fsdp \
-	    build/cpu-bf16/train_llama
+scale-trainers: build/tools/scale
+scale-trainers:  ## the same runs simulated by train_gpt_3d, train_fsdp and train_llama (minutes)
+	@$(MAKE) --no-print-directory DEVICE=cpu PRECISION=bf16 \
+	    build/cpu-bf16/train_gpt_3d build/cpu-bf16/train_fsdp build/cpu-bf16/train_llama
 	@build/tools/scale --trainers build/cpu-bf16 $(SCALE_RUNS)
 
-# ---- make plan ---------------------------------------------------------------------------------------------
+# ---- make plan -----------------------------------------------------------------------------------
 
 CLUSTER ?= dgx-a100
 GPUS ?= 1024
 BATCH ?= 1536
 MODEL ?= gpt3-175b
 PLAN ?=
-plan: build/tools/plan  ## the fastest layouts: MODEL=gpt3-175b CLUSTER=dgx-a100 GPUS=1024 BATCH=1536 PLAN='more flags'
+plan: build/tools/plan
+plan:  ## the fastest layouts: MODEL=gpt3-175b CLUSTER=dgx-a100 GPUS=1024 BATCH=1536 PLAN='flags'
 	@build/tools/plan --model $(MODEL) --cluster $(CLUSTER) --gpus $(GPUS) --batch $(BATCH) $(PLAN)
 
-study: build/tools/study  ## PTD-P's figures 11 to 18 by simulation, beside what was published: build/study/*.svg
+study: build/tools/study
+study:  ## PTD-P's figures 11 to 18 by simulation, beside what was published: build/study/*.svg
 	@mkdir -p build/study
 	@build/tools/study dev/scale/rows_a100.csv build/study
 
-# ---- the built-in corpus: this repository's own text, as bytes ---------------------------------------------
+# ---- the built-in corpus: this repository's own text, as bytes -----------------------------------
 
 CORPUS_TEXT := $(sort $(wildcard README.md *.cu *.c) \
-                 $(shell find llmc dev doc -type f \( -name '*.c' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \
+                 $(shell find llmc dev doc -type f \
+                         \( -name '*.c' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \
                          -o -name '*.sh' -o -name '*.py' -o -name '*.md' \) 2>/dev/null))
 
 corpus: build/corpus/train.bin  ## build/corpus/train.bin and val.bin
@@ -288,10 +323,10 @@ build/corpus/train.bin: build/tools/byte_corpus $(CORPUS_TEXT)
 	@mkdir -p $(@D)
 	@build/tools/byte_corpus $@ build/corpus/val.bin $(CORPUS_TEXT)
 
-# ---- make train --------------------------------------------------------------------------------------------
+# ---- make train ----------------------------------------------------------------------------------
 
 # After Ctrl-C the ranks save, and the last line is dev/train.sh's: the shell waits for it.
-train:  ## set-up, build, and train a small model on the built-in corpus; RESUME=1 goes on after Ctrl-C
+train:  ## set-up, build, and train a small model on the built-in corpus; RESUME=1 goes on
 	@dev/setup.sh $(PROBED)
 	+@$(PARALLEL) DEVICE=$(DEVICE) build-train
 	+@trap : INT; $(MAKE) --no-print-directory DEVICE=$(DEVICE) run-train || [ $$? = 130 ]
@@ -300,23 +335,28 @@ MAIN := $(lastword $(TRAINERS))
 LAYOUT ?= $(if $(filter %_3d.cu,$(MAIN)),--tensor 2 --data 2 --pipeline 2 --virtual 2,\
           $(if $(filter %_pp.cu,$(MAIN)),--pipeline 2,$(if $(filter %_tp.cu,$(MAIN)),--tensor 2)))
 # As many ranks as the sizes that LAYOUT names multiply to; they share the cores.
-RANKS ?= $(shell echo '$(LAYOUT)' | \
-           awk '{n = 1; for (i = 1; i < NF; i++) if ($$i ~ /^--(tensor|pipeline|data)$$/) n *= $$(i + 1); print n}')
+RANKS ?= $(shell echo '$(LAYOUT)' | awk '{ \
+           n = 1; \
+           for (i = 1; i < NF; i++) if ($$i ~ /^--(tensor|pipeline|data)$$/) n *= $$(i + 1); \
+           print n }')
 THREADS = $(shell echo $$(($(JOBS) > $(RANKS) ? $(JOBS) / $(RANKS) : 1)))
-# After Ctrl-C Open MPI waits that long before it ends the ranks, and again before it kills them, which are saving.
-# --quiet keeps away the lines with which it follows a trainer's sentence.
+# After Ctrl-C Open MPI waits that long before it ends the ranks, and again before it kills them,
+# which are saving. --quiet keeps away the lines with which it follows a trainer's sentence.
 GRACE = $(if $(findstring --oversubscribe,$(MPIRUN)),--mca odls_base_sigkill_timeout 3 --quiet)
 LAUNCHER = $(if $(filter 1,$(RANKS)),,OMP_NUM_THREADS=$(THREADS) $(MPIRUN) $(GRACE) -n $(RANKS))
 
 OUT ?= build/out
 TRAIN_FLAGS := --train-data build/corpus/train.bin --val-data build/corpus/val.bin --shuffle 1 \
                --layers 4 --heads 4 --channels 128 --seq 64 --micro-batch 4 --global-batch 16 \
-               --steps 500 --lr 2e-3 --warmup 30 --val-every 100 --sample-every 100 --sample-tokens 60 --prompt "static inline " \
+               --steps 500 --lr 2e-3 --warmup 30 --val-every 100 \
+               --sample-every 100 --sample-tokens 60 --prompt "static inline " \
                --out $(OUT) --log $(OUT)/log.jsonl --trace $(OUT)/trace.json
-# The pictures are of a few steps on the virtual clock, where each rank has a device of its own; GPUs have a real one.
+# The pictures are of a few steps on the virtual clock, where each rank has a device of its own;
+# GPUs have a real one.
 PICTURED := $(OUT)/$(if $(filter cpu,$(DEVICE)),virtual,trace).json
-VIRTUAL_FLAGS := --train-data build/corpus/train.bin --shuffle 1 --layers 4 --heads 4 --channels 128 --seq 64 \
-                 --micro-batch 4 --global-batch 16 --steps 5 --virtual-time dev/clusters/laptop.json --trace $(PICTURED)
+VIRTUAL_FLAGS := --train-data build/corpus/train.bin --shuffle 1 \
+                 --layers 4 --heads 4 --channels 128 --seq 64 --micro-batch 4 --global-batch 16 \
+                 --steps 5 --virtual-time dev/clusters/laptop.json --trace $(PICTURED)
 
 build-train: $(call program,train_gpt.cu $(MAIN)) corpus tools
 	@:
@@ -331,42 +371,53 @@ run-train:
 	@mkdir -p $(OUT)
 	@exec dev/train.sh \
 	    $(LAUNCHER) $(call program,$(MAIN)) $(TRAIN_FLAGS) $(LAYOUT) $(if $(RESUME),--resume auto) \
-	    $(if $(filter cpu,$(DEVICE)),then $(LAUNCHER) $(call program,$(MAIN)) $(VIRTUAL_FLAGS) $(LAYOUT))
+	    $(if $(filter cpu,$(DEVICE)),\
+	        then $(LAUNCHER) $(call program,$(MAIN)) $(VIRTUAL_FLAGS) $(LAYOUT))
 
-# ---- make experts ------------------------------------------------------------------------------------------
+# ---- make experts --------------------------------------------------------------------------------
 
-# A mixture of 8 experts, each on a rank of its own, and the dense model that pays as many FLOPs for a token: so small a
-# one that its size is what limits it. Each has the learning rate that suits it (doc/course/8-experts.md).
-EXPERTS := --train-data build/corpus/train.bin --val-data build/corpus/val.bin --shuffle 1 --layers 2 --heads 2 \
-           --channels 32 --seq 64 --micro-batch 2 --global-batch 16 --steps 3000 --warmup 60 --val-every 500 \
-           --val-batches 40
-experts: corpus  ## trains 8 experts on 8 ranks, and the dense model of equal FLOPs: curves and balance (some 2 minutes)
-	+@$(PARALLEL) DEVICE=$(DEVICE) $(call program,train_moe train_data) build/tools/loss build/tools/experts
+# A mixture of 8 experts, each on a rank of its own, and the dense model that pays as many FLOPs for
+# a token: so small a one that its size is what limits it. Each has the learning rate that suits it
+# (doc/course/8-experts.md).
+EXPERTS := --train-data build/corpus/train.bin --val-data build/corpus/val.bin --shuffle 1 \
+           --layers 2 --heads 2 --channels 32 --seq 64 --micro-batch 2 --global-batch 16 \
+           --steps 3000 --warmup 60 --val-every 500 --val-batches 40
+experts: corpus
+experts:  ## trains 8 experts on 8 ranks, and the dense model of equal FLOPs: curves and balance
+	+@$(PARALLEL) DEVICE=$(DEVICE) $(call program,train_moe train_data) \
+	    build/tools/loss build/tools/experts
 	@mkdir -p $(OUT)
 	@rm -f $(OUT)/experts.jsonl $(OUT)/dense.jsonl
-	OMP_NUM_THREADS=1 $(MPIRUN) -n 8 $(call program,train_moe) $(EXPERTS) --expert-parallel 8 --capacity 2 --lr 5e-3 \
-	    --log $(OUT)/experts.jsonl
-	OMP_NUM_THREADS=1 $(MPIRUN) -n 8 $(call program,train_data) $(EXPERTS) --lr 12e-3 --log $(OUT)/dense.jsonl
-	@build/tools/loss --title 'Equal FLOPs' --out $(OUT)/experts-loss.svg $(OUT)/experts.jsonl $(OUT)/dense.jsonl
+	OMP_NUM_THREADS=1 $(MPIRUN) -n 8 $(call program,train_moe) $(EXPERTS) --lr 5e-3 \
+	    --expert-parallel 8 --capacity 2 --log $(OUT)/experts.jsonl
+	OMP_NUM_THREADS=1 $(MPIRUN) -n 8 $(call program,train_data) $(EXPERTS) --lr 12e-3 \
+	    --log $(OUT)/dense.jsonl
+	@build/tools/loss --title 'Equal FLOPs' --out $(OUT)/experts-loss.svg \
+	    $(OUT)/experts.jsonl $(OUT)/dense.jsonl
 	@build/tools/experts --out $(OUT)/experts.svg $(OUT)/experts.jsonl
 	@echo "curves       $(OUT)/experts-loss.svg"
 	@echo "balance      $(OUT)/experts.svg"
-	@for run in experts dense; do sed -n 's/.*"val_loss":\([0-9.]*\).*/\1/p' $(OUT)/$$run.jsonl | tail -n 1; done | xargs | \
-	    awk '{ printf "8 experts end at a validation loss of %.3f, the dense model of equal FLOPs at %.3f: %.3f %s\n", \
-	           $$1, $$2, $$1 < $$2 ? $$2 - $$1 : $$1 - $$2, $$1 < $$2 ? "less" : "more" }'
+	@for run in experts dense; do \
+	        sed -n 's/.*"val_loss":\([0-9.]*\).*/\1/p' $(OUT)/$$run.jsonl | tail -n 1; \
+	    done | xargs | \
+	    awk '{ printf "8 experts end at a validation loss of %.3f, ", $$1; \
+	           printf "the dense model of equal FLOPs at %.3f: ", $$2; \
+	           printf "%.3f %s\n", $$1 < $$2 ? $$2 - $$1 : $$1 - $$2, $$1 < $$2 ? "less" : "more" }'
 
-# ---- make lessons ------------------------------------------------------------------------------------------
+# ---- make lessons --------------------------------------------------------------------------------
 
 lessons:  ## what each trainer adds to its parent, function by function; LESSON=tp shows one
 	@dev/lessons.sh $(LESSON)
 
 doc:  ## makes every picture and table of README.md and doc/ again, from runs (some 15 minutes)
-	+@$(PARALLEL) DEVICE=cpu PRECISION=fp32 trainers tools corpus build/cpu-fp32/test_gpt build/tools/plan
-	+@$(PARALLEL) DEVICE=cpu PRECISION=bf16 build/cpu-bf16/train_gpt_3d build/cpu-bf16/train_zero_bubble \
-	    build/cpu-bf16/train_data build/cpu-bf16/train_fsdp build/cpu-bf16/train_moe build/cpu-bf16/train_gpt_tp
+	+@$(PARALLEL) DEVICE=cpu PRECISION=fp32 trainers tools corpus \
+	    build/cpu-fp32/test_gpt build/tools/plan
+	+@$(PARALLEL) DEVICE=cpu PRECISION=bf16 build/cpu-bf16/train_gpt_tp \
+	    build/cpu-bf16/train_gpt_3d build/cpu-bf16/train_zero_bubble build/cpu-bf16/train_data \
+	    build/cpu-bf16/train_fsdp build/cpu-bf16/train_moe
 	@dev/plot/doc.sh
 
-# ---- make reproduce ----------------------------------------------------------------------------------------
+# ---- make reproduce ------------------------------------------------------------------------------
 
 reproduce:  ## 10.8 million parameters on text of a Debian package: curve, 1 and 8 ranks, PyTorch
 	@dev/setup.sh $(PROBED)
@@ -374,23 +425,27 @@ reproduce:  ## 10.8 million parameters on text of a Debian package: curve, 1 and
 	    build/tools/byte_corpus build/tools/loss
 	@dev/reproduce.sh
 
-# ---- make schedule -----------------------------------------------------------------------------------------
+# ---- make schedule -------------------------------------------------------------------------------
 
-# A file, a list, or a schedule by its name with P stages and M micro-batches. A recipe reads the list from the
-# environment, where no character of it means anything to a shell.
+# A file, a list, or a schedule by its name with P stages and M micro-batches. A recipe reads the
+# list from the environment, where no character of it means anything to a shell.
 SCHEDULE ?= doc/schedules/zb-h1.txt
 schedule: export LIST = $(value SCHEDULE)
-schedule: build/tools/schedule build/tools/timeline  ## proves or refuses SCHEDULE='F0 B0; F0 B0' or a file, and draws it
-	@build/tools/schedule --list $(if $(P),--stages $(P)) $(if $(M),--micros $(M)) --trace build/schedule.json "$$LIST"
+schedule: build/tools/schedule build/tools/timeline
+schedule:  ## proves or refuses SCHEDULE='F0 B0; F0 B0' or a file, and draws it
+	@build/tools/schedule --list $(if $(P),--stages $(P)) $(if $(M),--micros $(M)) \
+	    --trace build/schedule.json "$$LIST"
 	@build/tools/timeline --out build/schedule.svg build/schedule.json 2>/dev/null
 	@echo 'picture: build/schedule.svg'
 
-bubbles: build/tools/bubbles  ## bubbles of every schedule on the trainers' own clock, beside formulas and the paper's
-	@$(MAKE) --no-print-directory DEVICE=cpu PRECISION=bf16 build/cpu-bf16/train_gpt_3d build/cpu-bf16/train_zero_bubble
+bubbles: build/tools/bubbles
+bubbles:  ## bubbles of every schedule on the trainers' own clock, beside formulas and the paper's
+	@$(MAKE) --no-print-directory DEVICE=cpu PRECISION=bf16 \
+	    build/cpu-bf16/train_gpt_3d build/cpu-bf16/train_zero_bubble
 	@for table in formulas paper; do \
 	    build/tools/bubbles $$table build/cpu-bf16 dev/clusters/dgx-a100.json || exit 1; echo; done
 
-# ---- make explorer -----------------------------------------------------------------------------------------
+# ---- make explorer -------------------------------------------------------------------------------
 
 explorer:  ## doc/explorer.html: these headers in a browser (needs clang and wasm-ld)
 	@dev/explorer/build.sh
@@ -399,10 +454,10 @@ site:  ## README, doc/ and the explorer as pages without external resources: sit
 	@rm -rf site && python3 dev/site.py site
 	@echo 'open site/index.html in a browser'
 
-release:  ## build/release: an archive with the site and the explorer inside, of TAG=v0.1.0 or of the last commit
+release:  ## build/release: an archive with site and explorer, of TAG=v0.1.0 or of the last commit
 	@dev/release.sh $(TAG)
 
-# ---- make fuzz, make soak ------------------------------------------------------------------------------------
+# ---- make fuzz, make soak ------------------------------------------------------------------------
 
 fuzz:  ## feeds damaged files to every loader, with clang's libFuzzer: SECONDS=120 in all
 	@dev/fuzz/run.sh $(or $(SECONDS),120)
@@ -414,7 +469,7 @@ soak:  ## kills, full disks, Ctrl-Z, wrong clocks, other layouts at random: MINU
 
 build-soak: $(call program,train_gpt.cu train_gpt_3d.cu) build/tools/byte_corpus
 
-# ---- make test ---------------------------------------------------------------------------------------------
+# ---- make test -----------------------------------------------------------------------------------
 
 test:  ## builds and runs every test; the last line is `N passed, N failed`
 	@dev/setup.sh $(PROBED)
@@ -437,6 +492,7 @@ planned-profile:
 	+@$(MAKE) --no-print-directory PRECISION=bf16 PROFILE=1 planned
 
 # The plan's programs for this combination; the tools belong to the first.
-planned: $(filter $(DIR)/% $(if $(filter $(DIR),build/$(DEVICE)-fp32$(addprefix -,$(MPI))),build/tools/%),\
-           $(if $(filter planned,$(MAKECMDGOALS)),$(shell sort -u build/test-plan)))
+FIRST_COMBINATION := $(filter $(DIR),build/$(DEVICE)-fp32$(addprefix -,$(MPI)))
+PLANNED = $(if $(filter planned,$(MAKECMDGOALS)),$(shell sort -u build/test-plan))
+planned: $(filter $(DIR)/% $(if $(FIRST_COMBINATION),build/tools/%),$(PLANNED))
 	@:

@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""asm.py: what a CPU is asked to execute: the innermost loops of each kernel of llmc/kernels, compiled as the trainers
-are, for AVX2 (x86-64-v3) and AVX-512 (x86-64-v4), and read by objdump. It is cross-compiled: this machine need not run
-it.
+"""asm.py: what a CPU is asked to execute: the innermost loops of each kernel of llmc/kernels,
+compiled as the trainers are, for AVX2 (x86-64-v3) and AVX-512 (x86-64-v4), and read by objdump. It
+is cross-compiled: this machine need not run it.
 
-  vector   arithmetic on whole registers in the loop that has most: additions, products, roots, comparisons
+  vector   arithmetic on whole registers in the loop that has most: additions, products, roots,
+           comparisons
   scalar   the same on one float, in that loop
   of all   and in all innermost loops together
 
-Fails if a kernel has more scalar arithmetic than its budget below: then a compiler has stopped to make vectors of a
-loop, which costs a factor of 4 to 16. It needs g++ and objdump.
+Fails if a kernel has more scalar arithmetic than its budget below: then a compiler has stopped to
+make vectors of a loop, which costs a factor of 4 to 16. It needs g++ and objdump.
 """
 
 import sys
@@ -21,11 +22,12 @@ import re
 import subprocess
 import tempfile
 
-FLAGS = "-std=c++17 -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math -mprefer-vector-width=512 -w".split()
+FLAGS = """-std=c++17 -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math
+    -mprefer-vector-width=512 -w""".split()
 
-# (function that launches, part of the launch's name, which of its launches, most scalar arithmetic of the loop with
-# most vector arithmetic, and of all). What is not 0 are the last elements of a row or a share, the sum of a
-# register's floats, and logarithms of a row.
+# (function that launches, part of the launch's name, which of its launches, most scalar arithmetic
+# of the loop with most vector arithmetic, and of all). What is not 0 are the last elements of a row
+# or a share, the sum of a register's floats, and logarithms of a row.
 LOOPS = [
     ('gelu_forward', 'integral_constant<int, 16>', 1, 0, 0),
     ('gelu_backward', 'integral_constant<int, 16>', 1, 0, 0),
@@ -104,7 +106,8 @@ def functions(arch, folder):
 
 
 def hot_loop(code):
-    """(vector, scalar) of the innermost loop with most vector arithmetic, and the scalar arithmetic of them all."""
+    """(vector, scalar) of the innermost loop with most vector arithmetic, and the scalar arithmetic
+    of them all."""
     loops = [(target, at) for at, _, target in code if target is not None and target <= at]
     inner = [
         (a, b)

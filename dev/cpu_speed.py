@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""cpu_speed.py [BUILD [PATTERN]]: the time of a training step on this CPU, beside the floor that its matrix products
-set: the same products alone, each by one call of dnnl_sgemm. With PEER=python3 also beside PyTorch, eager and compiled
-(dev/torch_gpt2.py), if that interpreter has torch. Prints a table in Markdown; PATTERN chooses rows.
+"""cpu_speed.py [BUILD [PATTERN]]: the time of a training step on this CPU, beside the floor that
+its matrix products set: the same products alone, each by one call of dnnl_sgemm. With PEER=python3
+also beside PyTorch, eager and compiled (dev/torch_gpt2.py), if that interpreter has torch. Prints a
+table in Markdown; PATTERN chooses rows.
 
-The programs take turns, a few steps each, and stand still (SIGSTOP) while another one has its turn. So each ratio is of
-neighbours in time; its median over TURNS=9 turns is printed, and the median of the times. With THREADS=1, the default,
-times are those that the CPU spent in the program, so that other programs on the machine matter little; with more
-threads they are of the clock on the wall, and the machine must be quiet.
+The programs take turns, a few steps each, and stand still (SIGSTOP) while another one has its turn.
+So each ratio is of neighbours in time; its median over TURNS=9 turns is printed, and the median of
+the times. With THREADS=1, the default, times are those that the CPU spent in the program, so that
+other programs on the machine matter little; with more threads they are of the clock on the wall,
+and the machine must be quiet.
 """
 
 import sys
@@ -38,7 +40,8 @@ THREADS = int(os.environ.get('THREADS', 1))
 
 
 class Turns:
-    """A program that prints a line with 'step' at the end of each step, and runs only in its turn."""
+    """A program that prints a line with 'step' at the end of each step, and runs only in its
+    turn."""
 
     def __init__(self, command):
         environment = dict(os.environ, OMP_NUM_THREADS=str(THREADS), PYTHONUNBUFFERED='1')
@@ -71,7 +74,8 @@ class Turns:
 
 
 def products(layers, channels, columns, rows):
-    """(m, n, k, of X, of Y) of the products of a step, row-major: forward, gradient of the input, of the weights."""
+    """(m, n, k, of X, of Y) of the products of a step, row-major: forward, gradient of the input,
+    of the weights."""
     C, N = channels, rows
     widths = layers * [(C, 3 * C), (C, C), (C, 4 * C), (4 * C, C)] + [(C, columns)]
     for into, out in widths:
@@ -100,7 +104,8 @@ def floor(layers, channels, columns, rows):
         size,
     ]
     work = list(products(layers, channels, columns, rows))
-    # Three rings, from which each product takes the next places, as each layer has weights and activations of its own.
+    # Three rings, from which each product takes the next places, as each layer has weights and
+    # activations of its own.
     largest = [
         max(a * b for a, b in sides)
         for sides in zip(*(((m, k), (k, n), (m, n)) for m, n, k, _, _ in work))
@@ -187,8 +192,8 @@ def main():
     )
     clock = 'milliseconds of CPU time' if THREADS == 1 else 'milliseconds'
     print(
-        f'{processor()} ({vectors()}), {THREADS} thread{"s" if THREADS > 1 else ""}, fp32, {clock} a step'
-        f'{", PyTorch " + version if version else ""}.\n'
+        f'{processor()} ({vectors()}), {THREADS} thread{"s" if THREADS > 1 else ""}, fp32, '
+        f'{clock} a step{", PyTorch " + version if version else ""}.\n'
     )
     if peer and not version:
         print(f'PyTorch was not compared: {peer} has no torch.\n')

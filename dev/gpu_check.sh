@@ -8,7 +8,8 @@
 #   checks     every kernel against plain loops in double, in both precisions
 #   sanitizer  the small kernels again under compute-sanitizer
 #   golden     one rank's losses and gradients against PyTorch's in float64, in both precisions
-#   d12        GPT-2 124M, T 1024, bf16: tokens/s and MFU, a table of its kernels; PyTorch and llm.c beside it
+#   d12        GPT-2 124M, T 1024, bf16: tokens/s and MFU, a table of its kernels; beside it PyTorch
+#              and llm.c
 #   d48        GPT-2 XL, the same
 #   bench      every kernel's time in bf16, and its share of the roofline measured in the same run
 #   ranks      eight ranks on this machine's GPUs, in six layouts, against one rank
@@ -19,10 +20,12 @@
 #
 #   dev/gpu_check.sh                       all but the suite
 #   STAGES='machine golden' dev/gpu_check.sh
-#   BUILD=0 dev/gpu_check.sh               a machine without nvcc: the programs that --pack has put together elsewhere
-#   dev/gpu_check.sh --pack                compiles for CUDA (no GPU needed); programs and libraries: build/gpu-pack.tar.gz
+#   BUILD=0 dev/gpu_check.sh               a machine without nvcc: the programs that --pack has put
+#                                          together elsewhere
+#   dev/gpu_check.sh --pack                compiles for CUDA (no GPU needed): programs and libraries
+#                                          go to build/gpu-pack.tar.gz
 #   LLMC=path dev/gpu_check.sh             times path/train_gpt2cu, a build of llm.c, as well
-#   REHEARSE=1 dev/gpu_check.sh            the same stages without a GPU: small sizes, on the stand-ins
+#   REHEARSE=1 dev/gpu_check.sh            the same stages without a GPU: small, on the stand-ins
 #
 # STEPS: steps that are timed (40). D12_BATCH, D48_BATCH: sequences at a time (64, 16), halved until
 # they fit. KERNELS: programs of dev/cuda. LIMITS='d12=600 bench=60': seconds of these stages. NAME:
@@ -36,7 +39,9 @@ work=build/gpu-check libraries=build/gpu-libs pack=build/gpu-pack.tar.gz
 rehearse=${REHEARSE:-} device=${REHEARSE:+cpu}
 device=${device:-cuda}
 fp32=build/$device-fp32 bf16=build/$device-bf16
-kernels=${KERNELS:-adamw attention classifier encoder gelu global_norm layernorm matmul moe rmsnorm rope swiglu}
+kernels='adamw attention classifier encoder gelu global_norm layernorm matmul'
+kernels+=' moe rmsnorm rope swiglu'
+kernels=${KERNELS:-$kernels}
 mkdir -p "$work"
 
 # ---- what is built, and packed for a machine without compiler, MPI, cJSON and PCRE2 --------------
@@ -104,7 +109,8 @@ print(":".join([d + "/lib"] + glob.glob(os.path.dirname(d) + "/nvidia/*/lib")))'
     export LD_LIBRARY_PATH=$PWD/$libraries${wheels:+:$wheels}${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
     export OPAL_PREFIX=$PWD/$libraries/usr PMIX_LIBDIR=$PWD/$libraries/usr/lib \
         OMPI_MCA_mca_base_component_show_load_errors=0
-    export MPIRUN="$PWD/$libraries/usr/bin/mpirun --oversubscribe --bind-to none --allow-run-as-root"
+    MPIRUN="$PWD/$libraries/usr/bin/mpirun --oversubscribe --bind-to none --allow-run-as-root"
+    export MPIRUN
 }
 
 # ---- stages --------------------------------------------------------------------------------------
@@ -124,11 +130,13 @@ nothing() { echo "$*"; exit 3; }
 stage_machine() {
     echo "date      $(date -u '+%Y-%m-%d %H:%M UTC')"
     echo "commit    $(git describe --always --dirty 2>/dev/null || echo 'no git')"
-    echo "GPU       $(gpu name), driver $(gpu driver_version), $(nvidia-smi -L 2>/dev/null | grep -c '^GPU') of them"
+    local gpus torch='import torch; print(torch.__version__, "CUDA", torch.version.cuda)'
+    gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
+    echo "GPU       $(gpu name), driver $(gpu driver_version), $gpus of them"
     echo "clocks    $(gpu clocks.max.sm,clocks.max.memory,power.limit)"
     echo "nvcc      $(version release "${NVCC:-nvcc}" --version)"
     echo "MPI       $(version . ${MPIRUN:-mpirun} --version)"
-    echo "PyTorch   $(version . python3 -c 'import torch; print(torch.__version__, "CUDA", torch.version.cuda)')"
+    echo "PyTorch   $(version . python3 -c "$torch")"
 }
 
 stage_build() {
@@ -150,8 +158,10 @@ stage_checks() {
     done
     [ ${#started[@]} -gt 0 ] || nothing "no program of dev/cuda is built"
     # Several at once: most of the time their plain loops run, and each has a core.
-    printf '%s\n' "${started[@]}" | xargs -P "$(nproc)" -I '{}' sh -c \
-        'out=$1/$(echo "$2" | tr / _).output; "$2" >"$out" 2>&1 || echo "FAIL $2: exit code $?" >>"$out.code"' - "$work" '{}'
+    # shellcheck disable=SC2016
+    printf '%s\n' "${started[@]}" | xargs -P "$(nproc)" -I '{}' sh -c '
+        out=$1/$(echo "$2" | tr / _).output
+        "$2" >"$out" 2>&1 || echo "FAIL $2: exit code $?" >>"$out.code"' - "$work" '{}'
     for program in "${started[@]}"; do
         folder=$work/$(echo "$program" | tr / _).output
         echo "$program: $(tail -n 1 "$folder")"
@@ -168,8 +178,9 @@ stage_sanitizer() {
     for program in $bf16/dev/cuda/{layernorm,gelu,adamw,attention}; do
         [ -x "$program" ] || continue
         for tool in memcheck racecheck; do
-            echo "$tool $program: $(compute-sanitizer --tool $tool --error-exitcode 1 "$program" 2>&1 |
-                grep -a 'SUMMARY' || { bad=1; echo failed; })"
+            said=$(compute-sanitizer --tool $tool --error-exitcode 1 "$program" 2>&1 |
+                grep -a 'SUMMARY') || { bad=1; said=failed; }
+            echo "$tool $program: $said"
         done
     done
     return $bad
@@ -219,9 +230,9 @@ trains() {
         batch=$((batch / 2))
     done
     grep -a '^device' "$work/output"
-    median=$(grep -aE '^step +[0-9]+/.* tokens/s' "$work/output" | tail -n +$((steps > 20 ? 11 : 2)) |
-        sed -E 's/.* ([0-9.]+) ms .*/\1 &/' | sort -n | awk '{ line[NR] = $0 } END { print line[int((NR + 1) / 2)] }' |
-        cut -d' ' -f2-)
+    median=$(grep -aE '^step +[0-9]+/.* tokens/s' "$work/output" |
+        tail -n +$((steps > 20 ? 11 : 2)) | sed -E 's/.* ([0-9.]+) ms .*/\1 &/' | sort -n |
+        awk '{ line[NR] = $0 } END { print line[int((NR + 1) / 2)] }' | cut -d' ' -f2-)
     echo "$name, B $batch, T $seq, bf16, the median step: ${median:-none}"
     timed=$bf16-profile/train_gpt
     if [ -x "$timed" ]; then
@@ -300,9 +311,17 @@ stage_ranks() {
         # shellcheck disable=SC2086
         eight=$(losses 8 --micro-batch 1 $layout) || { tail -n 5 "$work/output"; bad=1; continue; }
         # The sums are taken in another order.
-        echo "$one $eight" | awk -v layout="$layout" '{ n = NF / 2; bad = !n
-            for (i = 1; i <= n; i++) { d = $i - $(i + n); if (d < 0) d = -d; if (d > worst) worst = d; bad = bad || d > 2e-5 * $i }
-            printf "%-66s losses differ by %.1e%s\n", layout, worst, bad ? ": FAIL" : ""; exit bad }' || bad=1
+        echo "$one $eight" | awk -v layout="$layout" '{
+            n = NF / 2
+            bad = !n
+            for (i = 1; i <= n; i++) {
+                d = $i - $(i + n)
+                if (d < 0) d = -d
+                if (d > worst) worst = d
+                bad = bad || d > 2e-5 * $i
+            }
+            printf "%-66s losses differ by %.1e%s\n", layout, worst, bad ? ": FAIL" : ""
+            exit bad }' || bad=1
     done
     return $bad
 }
@@ -319,10 +338,14 @@ case ${1:-} in
     --pack) make_pack; exit ;;
     --stage) base=$3 && unpack && "stage_$2"; exit ;;  # started below
     '') ;;
-    *) echo "usage: dev/gpu_check.sh [--pack]; the head of the script names its variables"; exit 2 ;;
+    *)
+        echo "usage: dev/gpu_check.sh [--pack]; the head of the script names its variables"
+        exit 2
+        ;;
 esac
 [ -z "$rehearse" ] && ! nvidia-smi -L 2>/dev/null | grep -q '^GPU' && {
-    echo "no GPU here: nvidia-smi lists none, and this check is for a machine with one (REHEARSE=1 does without)"
+    echo "no GPU here: nvidia-smi lists none, and this check is for a machine with one" \
+        "(REHEARSE=1 does without)"
     exit 1
 }
 name=$(gpu name)
@@ -336,8 +359,18 @@ echo "# $name" | tee "$report"
 summary=
 
 limit() {
-    case " ${LIMITS:-} " in *" $1="*) echo " $LIMITS " | sed "s/.* $1=\([0-9]*\) .*/\1/"; return ;; esac
-    case $1 in build) echo 1200 ;; bench | d12 | d48) echo 300 ;; suite) echo 7200 ;; *) echo 180 ;; esac
+    case " ${LIMITS:-} " in
+        *" $1="*)
+            echo " $LIMITS " | sed "s/.* $1=\([0-9]*\) .*/\1/"
+            return
+            ;;
+    esac
+    case $1 in
+        build) echo 1200 ;;
+        bench | d12 | d48) echo 300 ;;
+        suite) echo 7200 ;;
+        *) echo 180 ;;
+    esac
 }
 failed=0
 for stage in ${STAGES:-machine build checks sanitizer golden d12 d48 bench ranks}; do

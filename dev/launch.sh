@@ -2,8 +2,9 @@
 # launch.sh: sets `launch`, the command that starts ranks: `$launch -n 4 PROGRAM`. dev/probe.sh has
 # found it: the MPI of this machine and its flags (MPIRUN in build/probe-*.mk). Sourced in the root
 # of the repository.
-launch=${MPIRUN:-$(sed -n 's/^MPIRUN := //p' "build/probe-cpu${MPI:+-$MPI}.mk" "build/probe-cuda${MPI:+-$MPI}.mk" \
-    2>/dev/null | head -n 1 || :)}  # one of the two is not there
+# One of the two files is not there.
+launch=${MPIRUN:-$(sed -n 's/^MPIRUN := //p' "build/probe-cpu${MPI:+-$MPI}.mk" \
+    "build/probe-cuda${MPI:+-$MPI}.mk" 2>/dev/null | head -n 1 || :)}
 launch=${launch:-mpirun}
 
 # Most runs of tests are short, so they shall start quickly: Open MPI need not look for networks,

@@ -12,7 +12,11 @@ color=never
 # and its name.
 cut_parts() {  # cut_parts FILE FOLDER
     awk -v folder="$2" '
-        function flush() { printf "%s", text > (folder "/" name); close(folder "/" name); text = "" }
+        function flush() {
+            printf "%s", text > (folder "/" name)
+            close(folder "/" name)
+            text = ""
+        }
         /^\/\/ -----/ && !parts++ { name = "head of the file"; flush() }
         { text = text $0 "\n" }
         /^(static|int main|struct) .*[({]/ {

@@ -14,7 +14,8 @@ printf '%s\n' "$@" | awk -v word="$word" '
             row[0] = i
             for (j = 1; j <= length(b); j++) {
                 before = row[j]
-                row[j] = least(diagonal + (substr(a, i, 1) != substr(b, j, 1)), least(before, row[j - 1]) + 1)
+                change = diagonal + (substr(a, i, 1) != substr(b, j, 1))
+                row[j] = least(change, least(before, row[j - 1]) + 1)
                 diagonal = before
             }
         }

@@ -74,7 +74,8 @@ else
     sgemm='float a = 1, b = 1, c;'
     blas=
     if links "#include <dnnl.h>
-int main() { $sgemm return dnnl_sgemm('N', 'N', 1, 1, 1, 1, &a, 1, &b, 1, 0, &c, 1) != 0; }" -ldnnl; then
+int main() { $sgemm
+return dnnl_sgemm('N', 'N', 1, 1, 1, 1, &a, 1, &b, 1, 0, &c, 1) != 0; }" -ldnnl; then
         say BLAS_LIBS -ldnnl
         blas=oneDNN
     else
@@ -82,7 +83,8 @@ int main() { $sgemm return dnnl_sgemm('N', 'N', 1, 1, 1, 1, &a, 1, &b, 1, 0, &c,
         for library in openblas cblas; do
             if links "#include <cblas.h>
 int main() { $sgemm
-cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, 1, 1, 1, 1, &a, 1, &b, 1, 0, &c, 1); return c != 1; }" -l$library
+cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, 1, 1, 1, 1, &a, 1, &b, 1, 0, &c, 1);
+return c != 1; }" -l$library
             then
                 say BLAS_LIBS "-l$library"
                 say BLAS_DEFINES -DUSE_CBLAS
@@ -104,10 +106,12 @@ for word in $("mpicxx$mpi" -show 2>/dev/null); do
         -l*) mpi_libs+=("$word") ;;
     esac
 done
+plain_c='-DOMPI_SKIP_MPICXX=1 -DMPICH_SKIP_MPICXX=1'
+# shellcheck disable=SC2086
 if links '#include <mpi.h>
-int main(int argc, char **argv) { return MPI_Init(&argc, &argv); }' -DOMPI_SKIP_MPICXX=1 -DMPICH_SKIP_MPICXX=1 \
+int main(int argc, char **argv) { return MPI_Init(&argc, &argv); }' $plain_c \
     "${mpi_include[@]}" "${mpi_libs[@]}" && command -v "mpirun$mpi" >/dev/null; then
-    say MPI_FLAGS "-DOMPI_SKIP_MPICXX=1 -DMPICH_SKIP_MPICXX=1 ${mpi_include[*]}"
+    say MPI_FLAGS "$plain_c ${mpi_include[*]}"
     say MPI_LIBS "${mpi_libs[*]}"
     # Ranks share cores on a small machine, and a container's user is root.
     if "mpirun$mpi" --version 2>/dev/null | grep -q 'Open MPI'; then

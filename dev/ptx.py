@@ -1,22 +1,27 @@
 #!/usr/bin/env python3
-"""ptx.py [options] PROGRAM.cu [ARGUMENT...]: runs a program of dev/cuda as nvcc compiles it for a GPU, without one.
+"""ptx.py [options] PROGRAM.cu [ARGUMENT...]: runs a program of dev/cuda as nvcc compiles it for a
+GPU, without one.
 
-nvcc makes a library of the host's code and PTX of the kernels. The library is loaded here with dev/ptx_runtime.cpp in
-the place of CUDA's runtime, and each launch comes back to this interpreter. So the program checks the results of its
-kernels itself, as it would on a GPU, and the interpreter stops at what a GPU would not have told:
+nvcc makes a library of the host's code and PTX of the kernels. The library is loaded here with
+dev/ptx_runtime.cpp in the place of CUDA's runtime, and each launch comes back to this interpreter.
+So the program checks the results of its kernels itself, as it would on a GPU, and the interpreter
+stops at what a GPU would not have told:
 
   bounds       an access outside allocated device memory, or outside a shared or local array
   alignment    an address that is no multiple of the access's size, vectors included
   values       a read of shared or device memory that nobody wrote
-  races        two threads at the same two bytes, one of them writing, with no barrier between: of a block in shared
-               memory, of the whole grid in device memory
-  cp.async     a touch of bytes that are still in flight: data is there after wait_group, and for others a barrier
+  races        two threads at the same two bytes, one of them writing, with no barrier between: of a
+               block in shared memory, of the whole grid in device memory
+  cp.async     a touch of bytes that are still in flight: data is there after wait_group, and for
+               others a barrier
   convergence  a barrier, shuffle, vote or matrix instruction without all the lanes that it names
 
-All threads of several blocks go through an instruction at once, as numpy vectors. Threads that took different ways are
-run one way after the other: always those that are furthest behind, so that they meet again where the ways join.
+All threads of several blocks go through an instruction at once, as numpy vectors. Threads that took
+different ways are run one way after the other: always those that are furthest behind, so that they
+meet again where the ways join.
 
-options: --precision bf16|fp32, --source FOLDER (that has llmc/ and the program), --define NAME (for the preprocessor)
+options: --precision bf16|fp32, --source FOLDER (that has llmc/ and the program), --define NAME (for
+the preprocessor)
 """
 
 import argparse
@@ -47,7 +52,7 @@ class Unsupported(Exception):
     """An instruction that this interpreter lacks."""
 
 
-# ---- PTX as text -------------------------------------------------------------------------------------------
+# ---- PTX as text ---------------------------------------------------------------------------------
 
 TYPES = {
     "u8": np.uint8,
@@ -88,7 +93,8 @@ class Instruction:
 
 
 class Block:
-    """Instructions without a way in or out but at their ends. A barrier or a warp's instruction comes first in its."""
+    """Instructions without a way in or out but at their ends. A barrier or a warp's instruction
+    comes first in its."""
     def __init__(self):
         self.instructions, self.run, self.meets = [], None, None
 
@@ -159,14 +165,14 @@ def read_kernels(text):
     return {m[1]: Kernel(m[1], text[m.end():text.index('\n}', m.end())], shared) for m in starts}
 
 
-# ---- memory ------------------------------------------------------------------------------------------------
+# ---- memory --------------------------------------------------------------------------------------
 
 SEVERAL = -1  # readers: threads of several blocks; -2 - b: several threads of block b
 
 
 class Memory:
-    """Bytes, and for each unit of two bytes who wrote and who read it last, and in which era: a block's eras are
-    divided by its barriers. Eras of earlier launches are smaller."""
+    """Bytes, and for each unit of two bytes who wrote and who read it last, and in which era: a
+    block's eras are divided by its barriers. Eras of earlier launches are smaller."""
     def __init__(self, data, checked=True):
         n = (len(data) + 1) // 2
         self.data, self.checked = data, checked
@@ -181,7 +187,8 @@ class Memory:
         self.filled[at // 2:(at + size + 1) // 2] = filled
 
     def touch(self, m, at, size, write, fly=False):
-        """Checks an access of the running threads to `size` bytes at each address, and notes it. Returns the units."""
+        """Checks an access of the running threads to `size` bytes at each address, and notes it.
+        Returns the units."""
         wrong = at % size != 0 if size > 1 else None
         if wrong is not None and wrong.any():
             m.blame(wrong, at, f'misaligned: no multiple of {size}')
@@ -211,7 +218,8 @@ class Memory:
         return units
 
     def order(self, m, at, units, write):
-        """Races: an earlier access of another thread, one of the two a write, and no barrier of their block between."""
+        """Races: an earlier access of another thread, one of the two a write, and no barrier of
+        their block between."""
         who, era = m.who()[:, None], m.era[m.sel][:, None]
         block, start = who // m.threads, m.start
         writer, written = self.writer[units], self.written[units]
@@ -268,14 +276,15 @@ class Memory:
         self.data.view(values.dtype)[at // values.dtype.itemsize] = values
 
 
-# ---- a launch ----------------------------------------------------------------------------------------------
+# ---- a launch ------------------------------------------------------------------------------------
 
 ALL = slice(None)
 BATCH = 4096  # threads at once, in whole blocks
 
 
 class Machine:
-    """Some blocks of a launch: a number of threads, each row of `registers` has a value for each."""
+    """Some blocks of a launch: a number of threads, each row of `registers` has a value for
+    each."""
     def __init__(self, kernel, device, grid, block, parameters, start, first, count):
         self.kernel, self.device, self.grid, self.block = kernel, device, grid, block
         self.parameters, self.start = parameters, start
@@ -387,13 +396,14 @@ class Machine:
         if last:
             t = int(self.thread[self.sel][missing != 0][0])
             raise Fault(
-                f"lanes missing: mask {int(missing[missing != 0][0]):#010x} (block {self.blocks[t]}, thread "
+                f"lanes missing: mask {int(missing[missing != 0][0]):#010x} "
+                f"(block {self.blocks[t]}, thread "
                 f"{self.number[t]})\n    at {text}"
             )
         return False
 
 
-# ---- instructions ------------------------------------------------------------------------------------------
+# ---- instructions --------------------------------------------------------------------------------
 
 def index_of(m):
     return m.thread[m.sel]
@@ -448,7 +458,8 @@ def source(kernel, text, kind):
 
 
 def destination(kernel, text):
-    """A function that gives the running threads a new value of a register. Narrow integers are extended."""
+    """A function that gives the running threads a new value of a register. Narrow integers are
+    extended."""
     if text in ('_', None):
         return lambda m, value: None
     i = kernel.registers[text]
@@ -748,7 +759,8 @@ def convert_address(kernel, ins):
 
 
 def place(kernel, text, space):
-    """A function that gives a memory and the running threads' places in it that [register + offset] names."""
+    """A function that gives a memory and the running threads' places in it that [register + offset]
+    names."""
     base, _, offset = text.strip('[]').partition('+')
     get, offset = source(kernel, base, np.uint64), int(offset or 0)
 
@@ -818,7 +830,8 @@ def parameter(kernel, address, puts, kind):
 
 
 def asynchronous(kernel, ins):
-    """cp.async: the bytes come when the thread waits for their group, and are nobody's till then."""
+    """cp.async: the bytes come when the thread waits for their group, and are nobody's till
+    then."""
     if ins.parts[2] == 'commit_group':
         def commit(m):
             m.committed[m.sel] += 1
@@ -1035,7 +1048,8 @@ def decode(kernel):
 
 
 def meeting(mask, text):
-    """A barrier needs all threads of a warp that have not left, other instructions the lanes that they name."""
+    """A barrier needs all threads of a warp that have not left, other instructions the lanes that
+    they name."""
     def meets(m, last):
         if m.sel is ALL:
             return True
@@ -1045,7 +1059,7 @@ def meeting(mask, text):
     return meets
 
 
-# ---- programs ----------------------------------------------------------------------------------------------
+# ---- programs ------------------------------------------------------------------------------------
 
 class Interpreter:
     def __init__(self, kernels):
@@ -1090,7 +1104,8 @@ class Interpreter:
 
 
 def compiled(program, precision, source, defines):
-    """Compiles a program unless that is done, with no code for any GPU but PTX. Returns the library and the PTX."""
+    """Compiles a program unless that is done, with no code for any GPU but PTX. Returns the library
+    and the PTX."""
     name = os.path.splitext(os.path.basename(program))[0]
     folder = os.path.abspath(
         os.path.join(source, "build", "ptx", "-".join([name, precision] + defines))
@@ -1188,7 +1203,8 @@ def main():
         zip(readable(interpreter.kernels), interpreter.kernels.values()), key=lambda x: x[0]
     )
     print(
-        f'\n{"launches":>8} {"instructions":>14}  kernel, {options.precision}: instructions of threads'
+        f'\n{"launches":>8} {"instructions":>14}  kernel, {options.precision}: '
+        'instructions of threads'
     )
     for name, kernel in kernels:
         if kernel.launches:

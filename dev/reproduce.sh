@@ -75,11 +75,12 @@ if [ $steps = 0 ]; then
     echo 'speed        four steps of each, to know how many fit:'
     train --shuffle 1 --steps 4 --log "$out/one.jsonl"
     train_on_8 --shuffle 1 --steps 4 --log "$out/eight.jsonl"
-    steps=$((1000 * ${REPRODUCE_SECONDS:-600} / ($(fourth "$out/one.jsonl") + $(fourth "$out/eight.jsonl") + 1)))
+    both=$(($(fourth "$out/one.jsonl") + $(fourth "$out/eight.jsonl") + 1))
+    steps=$((1000 * ${REPRODUCE_SECONDS:-600} / both))
     steps=$((steps < 50 ? 50 : steps > 3000 ? 3000 : steps))
 fi
-flags="--val-data $out/val.bin --shuffle 1 --steps $steps --lr 1e-3 --warmup $((steps / 20)) --val-every $every"
-flags+=" --val-batches 20"
+flags="--val-data $out/val.bin --shuffle 1 --steps $steps --lr 1e-3 --warmup $((steps / 20))"
+flags+=" --val-every $every --val-batches 20"
 echo "1 rank       $steps steps of 8 sequences:"
 # shellcheck disable=SC2086
 train $flags --log "$out/one.jsonl"
@@ -128,14 +129,15 @@ if "$python" -c 'import torch, transformers' 2>/dev/null; then
         --batch 8 --lr 1e-3 --steps $n 2>"$out/torch.err" | tee "$out/torch" ||
         { tail -n 3 "$out/torch.err" >&2; exit 1; }
     of_torch=$(sed -n 's/.*losses differ by at most \([^ ]*\) .*/\1/p' "$out/torch")
-    with_torch="those of PyTorch in $n steps by at most ${of_torch:?what compare_torch.py found is not in $out/torch}"
+    : "${of_torch:?what compare_torch.py found is not in $out/torch}"
+    with_torch="those of PyTorch in $n steps by at most $of_torch"
 else
     with_torch='PyTorch was not compared: torch and transformers are not installed'
 fi
 
 # ---- the result ----------------------------------------------------------------------------------
 
-echo "The losses of 1 and 8 ranks differ by at most $of_ranks in $compared steps, their validation losses by at most" \
-    "$of_curves in $steps; $with_torch."
+echo "The losses of 1 and 8 ranks differ by at most $of_ranks in $compared steps," \
+    "their validation losses by at most $of_curves in $steps; $with_torch."
 LC_ALL=C awk -v a="$of_ranks" 'BEGIN { exit !(a + 0 <= 1e-4) }' ||
     { echo 'error: more than 1e-4' >&2; exit 1; }

@@ -1,23 +1,25 @@
 #!/usr/bin/env python3
-"""sass.py: what a GPU is asked to execute, known without one: every kernel of llmc/kernels compiled as the trainers
-ship it, for sm_80 and sm_90a, fp32 and bf16, and its machine code (SASS) read.
+"""sass.py: what a GPU is asked to execute, known without one: every kernel of llmc/kernels compiled
+as the trainers ship it, for sm_80 and sm_90a, fp32 and bf16, and its machine code (SASS) read.
 
-  dev/sass.py            prints a table, a row a kernel; fails if a kernel spills registers or exceeds a budget below
+  dev/sass.py            prints a table, a row a kernel; fails if a kernel spills registers or
+                         exceeds a budget below
   dev/sass.py REGEX      only kernels whose name matches, and every loop of each
 
   registers, shared      of a thread, and static bytes of a block
   warps                  that fit on a multiprocessor at the kernel's largest block, of 64
-  HMMA, other            tensor-core (HMMA, or a warpgroup's HGMMA) and other instructions of the loop that moves most,
-                         on the way through it that moves most with fewest instructions: once for a tile of attention, a
-                         pack of a row
-  each                   other instructions for an HMMA; without HMMA, instructions for 16 bytes that a thread asks
-                         memory for
-  in flight              loads of 16 bytes from which no instruction needs anything before the next barrier; shown
-                         with REGEX
+  HMMA, other            tensor-core (HMMA, or a warpgroup's HGMMA) and other instructions of the
+                         loop that moves most, on the way through it that moves most with fewest
+                         instructions: once for a tile of attention, a pack of a row
+  each                   other instructions for an HMMA; without HMMA, instructions for 16 bytes
+                         that a thread asks memory for
+  in flight              loads of 16 bytes from which no instruction needs anything before the next
+                         barrier; shown with REGEX
 
-It needs nvcc, c++filt, and nvdisasm (of the CUDA toolkit, or the PyPI package nvidia-cuda-nvdisasm): in PATH, beside
-nvcc, or named by NVCC and NVDISASM. Without nvdisasm there are registers, shared memory and spills, and no budgets.
-ARCHITECTURES='90' and PRECISIONS='bf16' leave out the others.
+It needs nvcc, c++filt, and nvdisasm (of the CUDA toolkit, or the PyPI package
+nvidia-cuda-nvdisasm): in PATH, beside nvcc, or named by NVCC and NVDISASM. Without nvdisasm there
+are registers, shared memory and spills, and no budgets. ARCHITECTURES='90' and PRECISIONS='bf16'
+leave out the others.
 """
 
 import sys
@@ -32,21 +34,24 @@ import shutil
 import subprocess
 import tempfile
 
-# What must not grow: (kernel, precision, column, most), for both architectures. A budget that meets no kernel is a
-# failure too.
+# What must not grow: (kernel, precision, column, most), for both architectures. A budget that meets
+# no kernel is a failure too.
 BUDGETS = [
     # 64 keys of a head of 64 channels and 32 rows: 128 products of 16 x 8 x 16 by a warp
     ("attention_forward_mma_kernel<Mma<64>, false>", "bf16", "instructions", 600),
     ("attention_forward_mma_kernel<Mma<64>, false>", "bf16", "each", 3.6),
     # 16 rows with dropout: 64 products, 4 blocks of Philox a lane
     ("attention_forward_mma_kernel<Mma<64>, true>", "bf16", "instructions", 750),
-    # of a pair of ranks, whose rows have positions of their own; with dropout these number the masks
+    # of a pair of ranks, whose rows have positions of their own; with dropout these number the
+    # masks
     ("attention_forward_mma_kernel<Mma<64, Pair>, false>", "bf16", "instructions", 600),
     ("attention_forward_mma_kernel<Mma<64, Pair>, true>", "bf16", "instructions", 870),
     ("attention_backward_query_mma_kernel<Mma<64, Pair>, false>", "bf16", "instructions", 380),
-    # 64 queries against 64 keys and values, for each head of q that a head of k serves: 128 products by a warp
+    # 64 queries against 64 keys and values, for each head of q that a head of k serves: 128
+    # products by a warp
     ("attention_backward_key_mma_kernel<Mma<64>, false>", "bf16", "instructions", 500),
-    # Hopper's: 64 keys of a head of 64 channels and 64 rows by a warpgroup; 64 queries of a head of 128. Two blocks fit.
+    # Hopper's: 64 keys of a head of 64 channels and 64 rows by a warpgroup; 64 queries of a head of
+    # 128. Two blocks fit.
     ("attention_forward_wgmma_kernel<Wgmma<64, 64, 4, 2, false>>", "bf16", "instructions", 270),
     ("attention_forward_wgmma_kernel<Wgmma<64, 64, 4, 2, false>>", "bf16", "registers", 128),
     (
@@ -67,10 +72,12 @@ BUDGETS = [
     ),
     # the merge of a ring's outputs: reads 8 bytes and writes 4 for each channel
     ("attention_merge_kernel", "bf16", "each", 32),
-    # 24 a logit: 10 where 16 bytes are 8 logits that are read, 14 where they are 4 that are read and written
+    # 24 a logit: 10 where 16 bytes are 8 logits that are read, 14 where they are 4 that are read
+    # and written
     ("classifier_stats_kernel<8>", "bf16", "each", 80),
     ("classifier_gradient_kernel<8>", "bf16", "each", 56),
-    # Llama's block: a rotation is 4 multiplications for 2 elements, silu an exponential and a division
+    # Llama's block: a rotation is 4 multiplications for 2 elements, silu an exponential and a
+    # division
     ("rope_kernel<8>", "bf16", "each", 16),
     ("swiglu_kernel<8, false>", "bf16", "each", 38),
     ("swiglu_kernel<8, true>", "bf16", "each", 37),
@@ -124,8 +131,8 @@ def headers():
 
 
 def program():
-    """A program with every kernel: its launching functions make every instance of a template that is ever launched.
-    Those that are templates themselves are made by taking their addresses."""
+    """A program with every kernel: its launching functions make every instance of a template that
+    is ever launched. Those that are templates themselves are made by taking their addresses."""
     launch = [
         f"{function}<{norm}>"
         for norm in ("NORM_LAYER", "NORM_RMS", "NORM_1P")
@@ -345,7 +352,8 @@ def in_flight(code):
 
 
 def warps_of(arch, threads, registers, shared):
-    """Warps on a multiprocessor: registers go to a warp by 256, and a block has a KiB of shared memory for itself."""
+    """Warps on a multiprocessor: registers go to a warp by 256, and a block has a KiB of shared
+    memory for itself."""
     warps = (threads + 31) // 32
     by_registers = 65536 // ((registers * 32 + 255) // 256 * 256) // warps
     by_shared = SHARED_OF_SM[arch] // ((shared + 1024 + 127) // 128 * 128)
@@ -424,20 +432,22 @@ def main():
     pattern = sys.argv[1] if len(sys.argv) > 1 else None
     failed, met, lines, compiled = 0, set(), [], set()
     print(
-        f'{"arch":5} {"type":4} {"kernel":58} {"registers":>9} {"shared":>6} {"spilled":>7} {"warps":>5} {"HMMA":>5} '
-        f'{"other":>6} {"each":>6}'
+        f'{"arch":5} {"type":4} {"kernel":58} {"registers":>9} {"shared":>6} {"spilled":>7} '
+        f'{"warps":>5} {"HMMA":>5} {"other":>6} {"each":>6}'
     )
     with tempfile.TemporaryDirectory() as folder:
         for row in map(columns, rows(folder, pattern)):
             print(
-                f'sm_{row["arch"]:<2} {row["type"]:4} {row["kernel"]:58} {row["registers"]:9} {row["shared"]:6} '
-                f'{row["spilled"]:7} {row["warps"] or "-":>5} {row["HMMA"] or "-":>5} {row["other"] or "-":>6}'
+                f'sm_{row["arch"]:<2} {row["type"]:4} {row["kernel"]:58} {row["registers"]:9} '
+                f'{row["shared"]:6} {row["spilled"]:7} {row["warps"] or "-":>5} '
+                f'{row["HMMA"] or "-":>5} {row["other"] or "-":>6}'
                 f'{"+" if row["inner"] else " "}{row["each"]:6.1f}'
             )
             if pattern:
                 for loop in sorted(row['loops'], reverse=True):
                     print(
-                        f'{"":10} loop: {loop[0]} HMMA, {loop[1]} bytes, {loop[2]} other instructions'
+                        f'{"":10} loop: {loop[0]} HMMA, {loop[1]} bytes, '
+                        f'{loop[2]} other instructions'
                         f'{", with a loop inside" if loop[3] else ""}'
                     )
                 print(f'{"":10} loads in flight at a barrier: {row["in flight"]}')
@@ -455,7 +465,8 @@ def main():
                 met.add((kernel, row['arch']))
                 if sign * row[column] > sign * bound:
                     print(
-                        f'FAIL {kernel}: {column} is {row[column]}, at {"most" if sign > 0 else "least"} {bound}'
+                        f'FAIL {kernel}: {column} is {row[column]}, '
+                        f'at {"most" if sign > 0 else "least"} {bound}'
                     )
                     failed += 1
             for what, kernel, precision, threads, least in OCCUPANCY:
@@ -464,7 +475,8 @@ def main():
                 met.add((what, row['arch']))
                 warps = warps_of(row['arch'], threads, row['registers'], row['shared'])
                 lines.append(
-                    f'{"ok  " if warps >= least else "FAIL"} {what}, sm_{row["arch"]}: blocks of {threads} '
+                    f'{"ok  " if warps >= least else "FAIL"} {what}, sm_{row["arch"]}: '
+                    f'blocks of {threads} '
                     f"threads, {warps} warps on a multiprocessor, at least {least}"
                 )
                 failed += warps < least
@@ -475,8 +487,9 @@ def main():
         failed += 1
     if not NVDISASM:
         print(
-            f"{len(compiled)} kernels, {failed} failed; budgets were not checked without nvdisasm: it comes with the "
-            "CUDA toolkit and the PyPI package nvidia-cuda-nvdisasm; or say NVDISASM=/path/to/nvdisasm"
+            f"{len(compiled)} kernels, {failed} failed; budgets were not checked without nvdisasm: "
+            "it comes with the CUDA toolkit and the PyPI package nvidia-cuda-nvdisasm; "
+            "or say NVDISASM=/path/to/nvdisasm"
         )
     elif whole:
         lacking = {first for first, *_ in BUDGETS + FLOORS + OCCUPANCY} - {
@@ -486,7 +499,8 @@ def main():
             print(f'FAIL {kernel} has a budget and was not compiled')
         failed += len(lacking)
         print(
-            f"{len(BUDGETS) + len(FLOORS) + len(OCCUPANCY)} budgets for each architecture, {failed} failed"
+            f"{len(BUDGETS) + len(FLOORS) + len(OCCUPANCY)} budgets for each architecture, "
+            f"{failed} failed"
         )
     return 1 if failed else 0
 

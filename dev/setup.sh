@@ -25,8 +25,20 @@ packages() {
     case $1 in
         compiler) echo g++ ;;
         # A release without oneDNN has OpenBLAS.
-        oneDNN) if apt-cache show libdnnl-dev >/dev/null 2>&1; then echo libdnnl-dev; else echo libopenblas-dev; fi ;;
-        MPI) if [ "$mpi" = mpich ]; then echo mpich libmpich-dev; else echo openmpi-bin libopenmpi-dev; fi ;;
+        oneDNN)
+            if apt-cache show libdnnl-dev >/dev/null 2>&1; then
+                echo libdnnl-dev
+            else
+                echo libopenblas-dev
+            fi
+            ;;
+        MPI)
+            if [ "$mpi" = mpich ]; then
+                echo mpich libmpich-dev
+            else
+                echo openmpi-bin libopenmpi-dev
+            fi
+            ;;
         cJSON) echo libcjson-dev ;;
         PCRE2) echo libpcre2-dev ;;
         make) echo make ;;
@@ -40,13 +52,15 @@ look
 echo "missing: ${missing[*]}"
 
 if [[ " ${missing[*]} " == *' cuBLASLt '* ]]; then
-    echo "cuBLASLt is part of NVIDIA's CUDA toolkit, which has to be installed by hand; make DEVICE=cpu needs none."
+    echo "cuBLASLt is part of NVIDIA's CUDA toolkit, which has to be installed by hand;" \
+        "make DEVICE=cpu needs none."
     exit 1
 fi
 if ! command -v apt-get >/dev/null; then
     cat <<'END'
 Install them with the system's package manager, then run make again:
-  Fedora   sudo dnf install gcc-c++ make openmpi-devel onednn-devel cjson-devel pcre2-devel   (then: module load mpi)
+  Fedora   sudo dnf install gcc-c++ make openmpi-devel onednn-devel cjson-devel pcre2-devel
+           (then: module load mpi)
   Arch     sudo pacman -S gcc make openmpi onednn cjson pcre2
   conda    conda install -c conda-forge gxx make openmpi onednn cjson pcre2
 Where there is no oneDNN, OpenBLAS does (openblas-devel, openblas): it is slower.

@@ -34,10 +34,11 @@ trap 'exit 1' HUP INT TERM
 build/tools/byte_corpus "$dir/train.bin" "$dir/val.bin" README.md llmc/*.h llmc/host/*.h \
     >/dev/null || exit 1
 out=$dir/disk/out log=$dir/log.jsonl
-model="--layers 4 --heads 4 --channels 32 --vocab 61 --train-data dev/test/golden/train.bin --seq 24 --micro-batch 1
-       --global-batch 8 --lr 1e-3 --lr-final 1 --val-every 0 --shuffle 1"
-layouts=('1' '2 --data 2' '2 --pipeline 2' '2 --tensor 2 --sequence-parallel 1' '4 --tensor 2 --pipeline 2'
-         '4 --data 4' '4 --data 2 --pipeline 2 --zero 0' '6 --tensor 2 --pipeline 3'
+model="--layers 4 --heads 4 --channels 32 --vocab 61 --train-data dev/test/golden/train.bin
+       --seq 24 --micro-batch 1 --global-batch 8 --lr 1e-3 --lr-final 1 --val-every 0 --shuffle 1"
+layouts=('1' '2 --data 2' '2 --pipeline 2' '2 --tensor 2 --sequence-parallel 1'
+         '4 --tensor 2 --pipeline 2' '4 --data 4'
+         '4 --data 2 --pipeline 2 --zero 0' '6 --tensor 2 --pipeline 3'
          '8 --tensor 2 --data 2 --pipeline 2 --virtual 2' '4 --pipeline 4 --schedule gpipe')
 events=(calm kill launcher signal signal stop slow second disk damage clock copy suspend unlock \
     large)
@@ -215,7 +216,9 @@ while [ $SECONDS -lt $end ]; do
     bump "$what"
     # Checks after every interruption
     case "$what" in
-        calm | stop | slow | second | damage | clock | copy | suspend | unlock) [ "$code" = 0 ] || failed "exit code $code" ;;
+        calm | stop | slow | second | damage | clock | copy | suspend | unlock)
+            [ "$code" = 0 ] || failed "exit code $code"
+            ;;
         signal)
             steps=$(grep -c '^step ' "$dir/out")
             first=$(sed -n 's/^resuming .* after step \([0-9]*\).*/\1/p' "$dir/out")
@@ -257,9 +260,17 @@ if [ "$steps" -gt 0 ]; then
     numbers() { sed -nE 's/.*"step":([0-9]+),"loss":([^,]+),"grad_norm":.*/\1 \2/p' "$1" |
         head -n "$steps"; }
     paste -d ' ' <(numbers "$log") <(numbers "$dir/calm.jsonl") | awk -v steps="$steps" '
-        { d = ($2 - $4) / $4; if (d < 0) d = -d; if (NR <= 300 && d > most) most = d; if ($1 != NR || $3 != NR) bad = 1 }
-        END { printf "%d steps; in the first 300 a loss differs from a calm run by at most %.1e\n", NR, most
-              exit bad || NR != steps || most > 1e-4 }'
+        {
+            d = ($2 - $4) / $4
+            if (d < 0) d = -d
+            if (NR <= 300 && d > most) most = d
+            if ($1 != NR || $3 != NR) bad = 1
+        }
+        END {
+            printf "%d steps; in the first 300 ", NR
+            printf "a loss differs from a calm run by at most %.1e\n", most
+            exit bad || NR != steps || most > 1e-4
+        }'
     [ "${PIPESTATUS[1]}" = 0 ] || failed 'the losses are not those of a calm run'
 fi
 for name in "${!counts[@]}"; do printf '%s %d, ' "$name" "${counts[$name]}"; done

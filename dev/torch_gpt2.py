@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""GPT-2 124M as PyTorch trains it best: what train_gpt's tokens/s are compared with. torch.compile, bf16 autocast on a
-GPU and fp32 on a CPU, scaled_dot_product_attention, fused AdamW, gradient clipping, random tokens; the same batch and
-vocabulary (padded to 50304). Prints the median step, and the time of the attention alone. On a CPU it prints a line a
-step, for dev/cpu_speed.py."""
+"""GPT-2 124M as PyTorch trains it best: what train_gpt's tokens/s are compared with. torch.compile,
+bf16 autocast on a GPU and fp32 on a CPU, scaled_dot_product_attention, fused AdamW, gradient
+clipping, random tokens; the same batch and vocabulary (padded to 50304). Prints the median step,
+and the time of the attention alone. On a CPU it prints a line a step, for dev/cpu_speed.py."""
 
 import argparse
 import math
@@ -86,7 +86,8 @@ def time_attention(args, device, dtype, synchronize):
         synchronize,
     )
     print(
-        f"PyTorch {torch.__version__} attention, B {args.micro_batch}, T {args.seq}, NH {args.heads}, "
+        f"PyTorch {torch.__version__} attention, B {args.micro_batch}, T {args.seq}, "
+        f"NH {args.heads}, "
         f"HS {shape[-1]}, {dtype}: forward {1e3 * forward:.3f} ms, backward {1e3 * backward:.3f} ms"
     )
 
@@ -144,7 +145,8 @@ def main():
     precision = "bf16 autocast" if cuda else "fp32"
     print(
         f"PyTorch {torch.__version__}, {device}: GPT-2 with {parameters:,} parameters, "
-        f"B {args.micro_batch}, T {args.seq}, {precision}, the median step: {1e3 * seconds:.1f} ms, "
+        f"B {args.micro_batch}, T {args.seq}, {precision}, "
+        f"the median step: {1e3 * seconds:.1f} ms, "
         f"{args.micro_batch * args.seq / seconds:.0f} tokens/s"
     )
     time_attention(args, args.device, torch.bfloat16 if cuda else torch.float32, synchronize)

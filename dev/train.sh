@@ -62,10 +62,14 @@ story() {
 
 # The row of the mean over the ranks, in two lines.
 times() {
-    awk -v clock="$([[ $TRACE == */virtual.json ]] && echo ' on the virtual clock, where each rank has a device')" '
+    local clock=
+    [[ $TRACE == */virtual.json ]] && clock=' on the virtual clock, where each rank has a device'
+    awk -v clock="$clock" '
         $1 == "mean" {
-            printf "A step took %.1f ms%s:\n%.0f%% compute, %.0f%% optimizer; waiting: %.0f%% for tensor ranks, " \
-                "%.0f%% for stages, %.0f%% for data ranks, %.0f%% else.\n", $2, clock, $4, $6, $8, $10, $12, $14
+            printf "A step took %.1f ms%s:\n", $2, clock
+            printf "%.0f%% compute, %.0f%% optimizer; waiting: ", $4, $6
+            printf "%.0f%% for tensor ranks, %.0f%% for stages, ", $8, $10
+            printf "%.0f%% for data ranks, %.0f%% else.\n", $12, $14
         }' "$OUT/profile.txt"
 }
 
@@ -78,7 +82,8 @@ done
 
 before=0  # steps that an earlier run has done
 if unfinished && [ -z "$RESUME" ]; then
-    echo "note: $checkpoint is of a run that was stopped. This one starts anew; make train RESUME=1 would go on"
+    echo "note: $checkpoint is of a run that was stopped. This one starts anew;" \
+        "make train RESUME=1 would go on"
 fi
 [ -z "$RESUME" ] || before=${step:-0}
 show "${train[@]}"
@@ -122,4 +127,5 @@ echo "profile      $OUT/profile.txt   drawn in   $OUT/profile.svg"
 echo "next: ${look[*]} --seed 2 --prompt 'int main(': let it write more"
 echo "next: doc/explorer.html#tour in a browser: ten questions about what you have just run"
 echo "next: README.md#the-course, and make lessons: what each trainer adds"
-echo "next: make train LAYOUT='--tensor 4 --pipeline 2': another layout; the losses differ by rounding alone"
+echo "next: make train LAYOUT='--tensor 4 --pipeline 2': another layout;" \
+    "the losses differ by rounding alone"

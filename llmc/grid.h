@@ -1,12 +1,12 @@
 // grid.h: the (tensor, data, pipeline) grid of ranks: the coordinates of a rank and its
-// groups.
+// groups, and the grid that the flags ask for.
 //
 // A rank number is a mixed-radix number whose digits are the three coordinates. By default
 // tensor is the fastest digit. Tensor ranks communicate most, so they should be neighbours
 // (one node, NVLink); pipeline ranks communicate least.
 //
 // defines: grid_size, grid_make, grid_rank_at, grid_place, grid_group, grid_print,
-//          stage_listed, stage_list_is
+//          stage_listed, stage_list_is, rank_options_resolve, rank_options
 #ifndef LLMC_GRID_H
 #define LLMC_GRID_H
 
@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "llmc/host/options_table.h"
+#include "llmc/host/options_ranks.h"
 
 static inline size_t grid_size(const Grid *g, char axis) {
     return axis == 't' ? g->t : axis == 'd' ? g->d : g->p;
@@ -126,6 +126,70 @@ static inline bool stage_list_is(const char *list, size_t L, size_t p, size_t v)
     for (size_t s = 0, n; s < p; s++, left -= n)
         if ((n = stage_listed(list, s)) < v || n > left) return false;
     return left == 0;
+}
+
+// Fills in the sizes of the grid that were left out, for a run of `ranks` ranks, checks
+// that the model divides, and places this rank.
+static inline bool rank_options_resolve(Options *o, size_t ranks, Error *err) {
+    const GPTConfig *c = &o->config;
+    Grid *g = &o->grid;
+    size_t *last = o->groups.sections & OPTIONS_DATA       ? &g->d
+                   : o->groups.sections & OPTIONS_PIPELINE ? &g->p
+                                                           : &g->t;
+    bool takes_rest =
+        *last == 0;  // the last size that this trainer has: all ranks that are left over
+    if (!g->t) g->t = 1;
+    if (!g->p) g->p = 1;
+    if (!g->d) g->d = 1;
+    if (takes_rest && ranks % (g->t * g->p * g->d) == 0)
+        *last = ranks / (g->t * g->p * g->d);
+    if (c->NH % g->t)
+        return error_set(
+            err, "--tensor %zu does not divide the %zu heads: take a size that does", g->t,
+            c->NH);
+    if (c->Vp % g->t)
+        return error_set(
+            err,
+            "--tensor %zu does not divide the vocabulary padded to %zu: take a power of 2",
+            g->t, c->Vp);
+    if (o->sequence_parallel && o->seq % g->t)
+        return error_set(
+            err,
+            "--tensor %zu does not divide --seq %zu, which --sequence-parallel 1 needs",
+            g->t, o->seq);
+    if (o->schedule_file && o->schedule >= 0)
+        return error_set(
+            err, "--schedule and --schedule-file exclude each other: leave one out");
+    if (o->max_in_flight && o->schedule != SCHEDULE_ZB_AUTO)
+        return error_set(err,
+                         "--max-in-flight %zu needs --schedule zb-auto, the only schedule "
+                         "with such a limit",
+                         o->max_in_flight);
+    if (o->schedule < 0) o->schedule = o->chunks > 1 ? SCHEDULE_INTERLEAVED : SCHEDULE_1F1B;
+    if (g->p * o->chunks > c->L)
+        return error_set(
+            err,
+            "%zu layers do not fill %zu stages * %zu chunks: lower --pipeline or --virtual",
+            c->L, g->p, o->chunks);
+    if (o->layers_per_stage && !stage_list_is(o->layers_per_stage, c->L, g->p, o->chunks))
+        return error_set(err,
+                         "--layers-per-stage %.100s must be %zu numbers, one for each "
+                         "stage, that sum to the %zu "
+                         "layers and are %zu or more, as in --layers-per-stage 3,2",
+                         o->layers_per_stage, g->p, c->L, o->chunks);
+    if (g->d % o->context)
+        return error_set(
+            err, "--context %zu does not divide the %zu data ranks: take a size that does",
+            o->context, g->d);
+    return grid_make(g, ranks, g->rank, o->order, err);
+}
+
+// The rows that a trainer with these sections of RANK_OPTIONS adds to the command line.
+static inline RankOptions rank_options(unsigned sections) {
+    RankOptions x = one_rank_options();
+    x.sections = sections;
+    x.resolve = rank_options_resolve;
+    return x;
 }
 
 #endif

@@ -1,5 +1,6 @@
 // llama.h: Llama (Touvron et al. 2023), and the models that differ from it by little: Qwen2
-// and Nemotron-4. lesson: llama
+// and Nemotron-4.
+// lesson: llama
 //
 // A table of tensors for each model_type, by Hugging Face's names; weights are [out, in].
 // q, k and v lie behind each other in memory, so that one matrix product makes all three,
@@ -7,8 +8,8 @@
 // heads; F hidden units. config.json is read and written as transformers does.
 //
 // defines: LlamaType, KW and the other kinds beside GPT-2's, Llama, llama_of, llama_rotary,
-//          llama_make, llama_rope_table, LlamaOptions, LLAMA_SIZES, LLAMA_ROWS,
-//          llama_sizes, llama_resolve
+//          llama_make, llama_rope_table, json_print_real, LlamaOptions, LLAMA_SIZES,
+//          LLAMA_ROWS, llama_sizes, llama_resolve
 #ifndef LLMC_LLAMA_H
 #define LLMC_LLAMA_H
 
@@ -381,6 +382,19 @@ static inline bool llama_read(const char *path, GPTConfig *config, Error *err) {
     g.Vp = padded_vocabulary(g.V);
     *config = g;
     return true;
+}
+
+// Prints a number as Python writes a float, so that it stays one: with the fewest digits
+// that give it back, and a point or an exponent.
+static inline const char *json_print_real(char text[40], double x) {
+    int digits = 1, exponent = 0;
+    do snprintf(text, 40, "%.*e", digits - 1, x);
+    while (strtod(text, NULL) != x && ++digits <= 17);
+    sscanf(strchr(text, 'e'), "e%d", &exponent);
+    int decimals = digits - 1 - exponent;
+    if (exponent >= -4 && exponent < 16)
+        snprintf(text, 40, "%.*f", decimals > 1 ? decimals : 1, x);
+    return text;
 }
 
 // Writes config.json with RoPE's members at the top: transformers 4 and 5 both read these.

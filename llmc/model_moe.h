@@ -1,5 +1,6 @@
 // model_moe.h: GPT-2 with a mixture of experts in the place of each MLP: its parameter
-// table. lesson: moe
+// table.
+// lesson: moe
 //
 // The weights of E experts stand below each other, so e ranks cut them by rows. One
 // expert's are an MLP's of GPT-2, [C, F] and so on; the router is [E, C], a row for each

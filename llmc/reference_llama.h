@@ -1,5 +1,6 @@
 // reference_llama.h: Llama, Qwen2 and Nemotron-4 in plain C loops and fp64: loss and
-// gradients (llmc/llama.h). lesson: llama
+// gradients (llmc/llama.h).
+// lesson: llama
 //
 // It shares reference.h's Reference, whose table comes from the Llama in config.spec.
 // Weights are [out, in], and every backward function adds to its gradients.

@@ -1,5 +1,6 @@
 // reference_moe.h: the mixture of experts of llmc/kernels/moe.cuh in plain C loops and
-// fp64, forward and backward. lesson: moe
+// fp64, forward and backward.
+// lesson: moe
 //
 // Matrices as in reference_layers.h; the router is [E,C], an expert's weights are e of
 // [E,C,F], [E,F], [E,F,C], [E,C]. The experts compute for one token at a time: no

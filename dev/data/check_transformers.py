@@ -5,21 +5,24 @@
     check_transformers.py FOLDER ROWS --log LOG [--tolerance 1e-5]
     check_transformers.py FOLDER --logits TRAINER [--tolerance 1e-5]
     check_transformers.py FOLDER --from SOURCE
-    check_transformers.py FOLDER --random LAYERS,HEADS,CHANNELS,VOCABULARY,POSITIONS [--shards N] [--type llama]
+    check_transformers.py FOLDER --random LAYERS,HEADS,CHANNELS,VOCABULARY,POSITIONS [--shards N]
+                          [--type llama]
 
-The loss is the mean over the first --batch samples of --seq tokens of the shard, as the trainers number them, in
-float64. With --loss (what a trainer printed for those samples) the exit code says whether the two agree.
+The loss is the mean over the first --batch samples of --seq tokens of the shard, as the trainers
+number them, in float64. With --loss (what a trainer printed for those samples) the exit code says
+whether the two agree.
 
-ROWS is a file for --eval; LOG is what a trainer's --eval ROWS --log LOG has written: the sum of the losses, and how
-many rows or choices are right, must be those that transformers finds. With --logits the TRAINER, in fp32, evaluates
-one row for each of 16 possible next tokens: its loss is the logarithm of the sum of exponentials of the logits less the
-token's logit, and none may differ from that of transformers' logits by more than the tolerance. --random makes a GPT-2 with large random weights, in
-FOLDER, split into some N files if --shards says so; with --type a Llama, Qwen2 or Nemotron with half as many heads of
-keys and values and 3 times as many hidden units as channels.
+ROWS is a file for --eval; LOG is what a trainer's --eval ROWS --log LOG has written: the sum of the
+losses, and how many rows or choices are right, must be those that transformers finds. With --logits
+the TRAINER, in fp32, evaluates one row for each of 16 possible next tokens: its loss is the
+logarithm of the sum of exponentials of the logits less the token's logit, and none may differ from
+that of transformers' logits by more than the tolerance. --random makes a GPT-2 with large random
+weights, in FOLDER, split into some N files if --shards says so; with --type a Llama, Qwen2 or
+Nemotron with half as many heads of keys and values and 3 times as many hidden units as channels.
 
-With --from, FOLDER was trained from the folder SOURCE: what training does not change must have come out again. Its
-config.json is SOURCE's but for the type and the class of the weights, transformers reads the same from both, and the
-other small files are the same bytes.
+With --from, FOLDER was trained from the folder SOURCE: what training does not change must have come
+out again. Its config.json is SOURCE's but for the type and the class of the weights, transformers
+reads the same from both, and the other small files are the same bytes.
 
 Needs the packages torch and transformers from PyPI; a machine without a GPU will do.
 """
@@ -36,7 +39,8 @@ import eval_rows  # noqa: E402
 
 
 def read_samples(path, seq, batch):
-    """Sample n of a shard: inputs are tokens n*seq .. n*seq+seq, targets the same shifted by one."""
+    """Sample n of a shard: inputs are tokens n*seq .. n*seq+seq, targets the same shifted by
+    one."""
     import numpy
 
     header = numpy.fromfile(path, dtype="<i4", count=256)
@@ -93,8 +97,9 @@ def check_rows(model, path, log, tolerance):
         line = [json.loads(line) for line in file if "eval_loss_sum" in line][-1]
     difference = abs(line["eval_loss_sum"] - total) / total
     print(
-        f"transformers: loss sum {total:.9f}, right {right}; expected {line['eval_loss_sum']:.9f}, right "
-        f"{line.get('eval_right')}; relative difference {difference:.3g}, tolerance {tolerance:g}"
+        f"transformers: loss sum {total:.9f}, right {right}; expected {line['eval_loss_sum']:.9f}, "
+        f"right {line.get('eval_right')}; relative difference {difference:.3g}, "
+        f"tolerance {tolerance:g}"
     )
     if not difference <= tolerance or right != line.get("eval_right"):
         sys.exit("error: they differ")
@@ -135,8 +140,8 @@ def check_logits(model, folder, trainer, tolerance):
                 loss = json.loads(file.read().splitlines()[-1])["eval_loss_sum"]
             worst = max(worst, abs(loss - expected[token]))
     print(
-        f"logits of {model.config.model_type}, from {logits.min():.2f} to {logits.max():.2f}: largest difference "
-        f"{worst:.3g}, tolerance {tolerance:g}"
+        f"logits of {model.config.model_type}, from {logits.min():.2f} to {logits.max():.2f}: "
+        f"largest difference {worst:.3g}, tolerance {tolerance:g}"
     )
     if not worst <= tolerance:
         sys.exit("error: they differ")
@@ -160,9 +165,8 @@ def check_source(folder, source):
     for before, after in zip(*readings):
         keys = [k for k in {**before, **after} if before.get(k) != after.get(k)]
         if keys:
-            sys.exit(
-                f"error: config.json: {', '.join(f'{k}: {before.get(k)} became {after.get(k)}' for k in keys)}"
-            )
+            changes = ", ".join(f"{k}: {before.get(k)} became {after.get(k)}" for k in keys)
+            sys.exit(f"error: config.json: {changes}")
     names = [
         n
         for n in os.listdir(source)
@@ -300,12 +304,14 @@ def main():
         ).item()
     count = sum(p.numel() for p in model.parameters())
     print(
-        f"transformers {transformers.__version__}: {count} parameters stored as {stored}, loss {loss:.9f}"
+        f"transformers {transformers.__version__}: {count} parameters stored as {stored}, "
+        f"loss {loss:.9f}"
     )
     if args.loss is not None:
         difference = abs(loss - args.loss) / abs(args.loss)
         print(
-            f"expected {args.loss:.9f}, relative difference {difference:.3g}, tolerance {args.tolerance:g}"
+            f"expected {args.loss:.9f}, relative difference {difference:.3g}, "
+            f"tolerance {args.tolerance:g}"
         )
         if not difference <= args.tolerance:
             sys.exit("error: the losses differ")

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Trains a GPT-2 in PyTorch from the same weights on the same batches as a trainer did, and compares the losses.
+"""Trains a GPT-2 in PyTorch from the same weights on the same batches as a trainer did, and
+compares the losses.
 
     compare_torch.py FOLDER SHARD LOG --seq 64 --batch 8 --lr 1e-3 [--steps 300] [--tolerance 1e-4]
 
-FOLDER holds the weights that the trainer began with (--steps 0 --out saves them), LOG its losses at a constant learning
-rate without shuffling. PyTorch trains in float64 with AdamW, clipping and decay as the trainers do by default. Needs
-the packages torch and transformers from PyPI; the exit code says whether every loss is within the tolerance.
+FOLDER holds the weights that the trainer began with (--steps 0 --out saves them), LOG its losses at
+a constant learning rate without shuffling. PyTorch trains in float64 with AdamW, clipping and decay
+as the trainers do by default. Needs the packages torch and transformers from PyPI; the exit code
+says whether every loss is within the tolerance.
 """
 
 import argparse
@@ -76,11 +78,13 @@ def main():
         if (step + 1) * 10 // args.steps > step * 10 // args.steps and step + 1 < args.steps:
             left = (time.monotonic() - begun) * (args.steps / (step + 1) - 1)
             print(
-                f"             PyTorch: step {step + 1}/{args.steps} | loss {loss.item():.6f} | {left:.0f}s left",
+                f"             PyTorch: step {step + 1}/{args.steps} | loss {loss.item():.6f} "
+                f"| {left:.0f}s left",
                 flush=True,
             )
     print(
-        f"PyTorch {torch.__version__} in float64, {args.steps} steps: the losses differ by at most {worst:.2e} "
+        f"PyTorch {torch.__version__} in float64, {args.steps} steps: "
+        f"the losses differ by at most {worst:.2e} "
         f"(step {worst_step}); the last is {loss.item():.6f}, ours {ours[args.steps - 1]:.6f}"
     )
     if not worst <= args.tolerance:

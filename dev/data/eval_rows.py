@@ -1,9 +1,10 @@
 """Rows of tokens and which of them count, for --eval: what prepare.py makes of evaluation sets.
 
-The file: 256 int32 (20261122, version, rows, kind, vocabulary, words), then for each row: its tokens n, the first that
-counts, how many count, and the n tokens. They are uint16 in version 1, and uint32 in version 2, which a vocabulary above
-65536 needs. Kind 1 is text (words: of the original text), 2 is cloze, 3 is choices: there a word behind the third is 1
-for the right ending of an example, which comes first, and 0 for the others.
+The file: 256 int32 (20261122, version, rows, kind, vocabulary, words), then for each row: its
+tokens n, the first that counts, how many count, and the n tokens. They are uint16 in version 1, and
+uint32 in version 2, which a vocabulary above 65536 needs. Kind 1 is text (words: of the original
+text), 2 is cloze, 3 is choices: there a word behind the third is 1 for the right ending of an
+example, which comes first, and 0 for the others.
 """
 
 import array
@@ -15,7 +16,8 @@ TEXT, CLOZE, CHOICES = 1, 2, 3
 
 
 def open_part(path):
-    """PATH.part, made anew: what has that name is left over or somebody's link, and is not written through."""
+    """PATH.part, made anew: what has that name is left over or somebody's link, and is not written
+    through."""
     if os.path.lexists(path + ".part"):
         os.remove(path + ".part")
     return open(path + ".part", "xb")
@@ -27,7 +29,8 @@ def words_for(vocabulary):
 
 
 def write(path, header, body):
-    """Rows or a shard: the header, filled up to 256 int32, then words. The file takes its name when it is complete."""
+    """Rows or a shard: the header, filled up to 256 int32, then words. The file takes its name when
+    it is complete."""
     head = array.array("i", header + [0] * (256 - len(header)))
     if sys.byteorder != "little":
         head.byteswap()
@@ -60,8 +63,8 @@ def write_choices(path, vocabulary, examples):
 
 
 def windows(tokens, seq, stride):
-    """Overlapping windows of up to seq + 1 tokens, `stride` apart: each token but the first counts once, with at least
-    seq - stride tokens before it where there are so many."""
+    """Overlapping windows of up to seq + 1 tokens, `stride` apart: each token but the first counts
+    once, with at least seq - stride tokens before it where there are so many."""
     rows, done = [], 1
     while done < len(tokens):
         end = min(len(tokens), done + seq if done == 1 else done + stride)
@@ -81,7 +84,8 @@ def cloze(passages, tokenizer, seq):
         context, last = tokenizer.encode([before, " " + word])
         if len(last) > seq:
             sys.exit(
-                f"error: the last word of '{passage[:40]}...' has {len(last)} tokens, more than --seq {seq}"
+                f"error: the last word of '{passage[:40]}...' has {len(last)} tokens, "
+                f"more than --seq {seq}"
             )
         tokens = (context + last)[-seq - 1 :]
         rows.append((tokens, len(tokens) - len(last), len(last)))
@@ -108,7 +112,8 @@ def choices(examples, tokenizer, seq):
 
 
 def detokenize_wikitext(text):
-    """WikiText's words as people write them: its tokens are what a subword model has not seen in training."""
+    """WikiText's words as people write them: its tokens are what a subword model has not seen in
+    training."""
     text = re.sub(r" @([-,.])@ ", r"\1", text)
     text = re.sub(r" ([.,:;?!)\]}%])", r"\1", text)
     text = re.sub(r"([(\[{$£]) ", r"\1", text)

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Makes dev/test/golden/llama.json: losses and gradients of small Llama, Qwen2 and Nemotron models, by PyTorch in float64.
+"""Makes dev/test/golden/llama.json: losses and gradients of small Llama, Qwen2 and Nemotron models,
+by PyTorch in float64.
 
     golden_llama.py > dev/test/golden/llama.json
 
-Weights and tokens come from a small generator that dev/test/test_llama.c has too, so that only the results are kept: the
-mean loss, and of every gradient its L2 norm and its product with further numbers of the generator. The models are written
-here from their papers; gradients are PyTorch's. Needs the package torch from PyPI; a machine without a GPU will do.
+Weights and tokens come from a small generator that dev/test/test_llama.c has too, so that only the
+results are kept: the mean loss, and of every gradient its L2 norm and its product with further
+numbers of the generator. The models are written here from their papers; gradients are PyTorch's.
+Needs the package torch from PyPI; a machine without a GPU will do.
 """
 
 import sys

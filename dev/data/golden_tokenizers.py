@@ -1,16 +1,20 @@
 #!/usr/bin/env python3
-"""Writes dev/test/tokenizer/kinds.jsonl: texts, and the tokens that the package tokenizers finds for them with the small
-tokenizer.json of each kind that test_tokenizer makes.
+"""Writes dev/test/tokenizer/kinds.jsonl: texts, and the tokens that the package tokenizers finds
+for them with the small tokenizer.json of each kind that test_tokenizer makes.
 
-    golden_tokenizers.py build/cpu-fp32/dev/test/test_tokenizer [COUNT]      COUNT texts of each kind: 120
-    golden_tokenizers.py build/cpu-fp32/dev/test/test_tokenizer keys         dev/test/tokenizer/keys.jsonl instead
+    golden_tokenizers.py TEST [COUNT]    COUNT texts of each kind: 120
+    golden_tokenizers.py TEST keys       dev/test/tokenizer/keys.jsonl instead
 
-A line of keys.jsonl is a key of tokenizer.json that is turned on, by edits of the small file: a path and its new value, or
-none. Then a text and its tokens with what the file puts before it, null if the package tokenizers refuses the file or has
-none for the text. "reads" says that the trainers must read the file; where they refuse it, they name the key.
+TEST is build/cpu-fp32/dev/test/test_tokenizer.
 
-The texts are drawn from pieces at which the kinds differ: digits, white space of all sorts, apostrophes, line ends,
-letters of several scripts, and tokens that merging does not reach. Needs the package tokenizers from PyPI.
+A line of keys.jsonl is a key of tokenizer.json that is turned on, by edits of the small file: a
+path and its new value, or none. Then a text and its tokens with what the file puts before it, null
+if the package tokenizers refuses the file or has none for the text. "reads" says that the trainers
+must read the file; where they refuse it, they name the key.
+
+The texts are drawn from pieces at which the kinds differ: digits, white space of all sorts,
+apostrophes, line ends, letters of several scripts, and tokens that merging does not reach. Needs
+the package tokenizers from PyPI.
 """
 
 import sys
@@ -301,7 +305,8 @@ ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 # The patterns of o200k, of cl100k as tiktoken once had it, and what leaves a part of the text over.
 READ = [
-    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{ENDINGS}?|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{ENDINGS}?|\p{{N}}{{1,3}}"
+    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{ENDINGS}?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{ENDINGS}?|\p{{N}}{{1,3}}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     rf"{ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{REST}",
     rf"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{{L}}\p{{N}}]?+\p{{L}}++|\p{{N}}{{2}}|{REST}",

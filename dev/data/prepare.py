@@ -1,32 +1,40 @@
 #!/usr/bin/env python3
-"""Downloads a data set and writes it as token shards that the trainers read, or as rows for their --eval.
+"""Downloads a data set and writes it as token shards that the trainers read, or as rows for their
+--eval.
 
     prepare.py tinyshakespeare                     1 MB of plays, as bytes (--vocab 257)
-    prepare.py tinystories --tokenizer gpt2        2 GB of children's stories, as GPT-2's tokens (--vocab 50257)
-    prepare.py fineweb --shards 100                10 billion tokens of web text, 100 million a shard
-    prepare.py fineweb --pretokenized --shards 10  the same text already in GPT-2's tokens: no package needed
+    prepare.py tinystories --tokenizer gpt2        2 GB of children's stories, as GPT-2's tokens
+                                                   (--vocab 50257)
+    prepare.py fineweb --shards 100                10 billion tokens of web text, 100 million a
+                                                   shard
+    prepare.py fineweb --pretokenized --shards 10  the same text already in GPT-2's tokens: no
+                                                   package needed
 
-    prepare.py wikitext103 --stride 32             WikiText-103's test text in overlapping windows (needs pyarrow, or
-                                                   --text wiki.test.tokens)
-    prepare.py lambada                             LAMBADA's test passages, of which the last word counts
+    prepare.py wikitext103 --stride 32             WikiText-103's test text in overlapping windows
+                                                   (needs pyarrow, or --text wiki.test.tokens)
+    prepare.py lambada                             LAMBADA's test passages: the last word counts
     prepare.py hellaswag                           HellaSwag's validation set, four endings each
     prepare.py text --text FILE                    shards of your own text, without a network
-    prepare.py windows --text FILE --stride 32     your own text in overlapping windows, without a network
-    prepare.py cloze --text FILE                   your own passages, one a line: the last word counts
-    prepare.py choices --text FILE                 your own JSON Lines: {"ctx": .., "endings": [..], "label": ..}
+    prepare.py windows --text FILE --stride 32     your own text in overlapping windows
+    prepare.py cloze --text FILE                   your own passages, one a line: the last word
+                                                   counts
+    prepare.py choices --text FILE                 your own JSON Lines: {"ctx": ..,
+                                                   "endings": [..], "label": ..}
 
-A shard is llm.c's: 256 int32 (20240520, 1, number of tokens), then uint16 tokens; with a vocabulary above 65536
-(20240801, 7, number of tokens), then uint32 tokens. One token stands before each document: the one that the tokenizer
-itself puts before a text (Llama 3: <|begin_of_text|>), else <|endoftext|>; --document-token names another.
-An empty line ends a document of your own text, or the line that --separator names. Your text keeps its bytes:
-indentation, empty lines and line ends; only a byte order mark at its start is left out.
-Shards are written to OUT/SET_train_000001.bin ... and OUT/SET_val_000000.bin, so that
---train-data 'OUT/SET_train_*.bin' --val-data 'OUT/SET_val_*.bin' names them. With GPT-2's tokens OUT/tokenizer.json
-comes too: give it to the trainer as --tokenizer, for prompts and samples. What is for --eval goes to OUT/SET.bin, in
-rows of at most --seq + 1 tokens; doc/lab/evaluation.md has the layout.
+A shard is llm.c's: 256 int32 (20240520, 1, number of tokens), then uint16 tokens; with a vocabulary
+above 65536 (20240801, 7, number of tokens), then uint32 tokens. One token stands before each
+document: the one that the tokenizer itself puts before a text (Llama 3: <|begin_of_text|>), else
+<|endoftext|>; --document-token names another. An empty line ends a document of your own text, or
+the line that --separator names. Your text keeps its bytes: indentation, empty lines and line ends;
+only a byte order mark at its start is left out. Shards are written to OUT/SET_train_000001.bin ...
+and OUT/SET_val_000000.bin, so that --train-data 'OUT/SET_train_*.bin' --val-data
+'OUT/SET_val_*.bin' names them. With GPT-2's tokens OUT/tokenizer.json comes too: give it to the
+trainer as --tokenizer, for prompts and samples. What is for --eval goes to OUT/SET.bin, in rows of
+at most --seq + 1 tokens; doc/lab/evaluation.md has the layout.
 
-Packages from PyPI: tokenizers for GPT-2's tokens, pyarrow for fineweb unless --pretokenized. Without them there are
-bytes. What has been downloaded stays in OUT/download and is not fetched again.
+Packages from PyPI: tokenizers for GPT-2's tokens, pyarrow for fineweb unless --pretokenized.
+Without them there are bytes. What has been downloaded stays in OUT/download and is not fetched
+again.
 """
 
 import argparse
@@ -41,11 +49,15 @@ sys.dont_write_bytecode = True  # beside the sources
 import eval_rows  # noqa: E402
 
 SOURCES = {
-    "tinyshakespeare": "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare",
+    "tinyshakespeare": (
+        "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare"
+    ),
     "tinystories": "https://huggingface.co/datasets/roneneldan/TinyStories/resolve/main",
     "fineweb": "https://huggingface.co/datasets/HuggingFaceFW/fineweb/resolve/main/sample/10BT",
     "pretokenized": "https://huggingface.co/datasets/kjj0/fineweb10B-gpt2/resolve/main",
-    "wikitext103": "https://huggingface.co/datasets/Salesforce/wikitext/resolve/main/wikitext-103-v1",
+    "wikitext103": (
+        "https://huggingface.co/datasets/Salesforce/wikitext/resolve/main/wikitext-103-v1"
+    ),
     "lambada": "https://huggingface.co/datasets/EleutherAI/lambada_openai/resolve/main/data",
     "hellaswag": "https://raw.githubusercontent.com/rowanz/hellaswag/master/data",
     "text": "",
@@ -77,7 +89,8 @@ def fetch(url, path):
             fail(f"{url} ended after {got} of {expected} bytes: try again")
     except urllib.error.HTTPError as problem:
         fail(
-            f"{url} cannot be downloaded ({problem.code} {problem.reason}): --source names another place"
+            f"{url} cannot be downloaded ({problem.code} {problem.reason}): "
+            "--source names another place"
         )
     except http.client.HTTPException as problem:
         fail(f"{url} ended too early ({type(problem).__name__}): try again")
@@ -87,7 +100,8 @@ def fetch(url, path):
 
 
 def download(url, folder):
-    """Fetches a file once; it takes its name when it is complete, and what is not complete is removed."""
+    """Fetches a file once; it takes its name when it is complete, and what is not complete is
+    removed."""
     path = os.path.join(folder, url.rsplit("/", 1)[1])
     if os.path.exists(path):
         return path
@@ -112,8 +126,8 @@ class Bytes:
 class GPT2:
     """The tokens of a tokenizer.json, as the package tokenizers makes them.
 
-    A file can hold the truncation and padding of its last user's batches. They are no part of the text, so both are
-    switched off here, for everything that this program writes.
+    A file can hold the truncation and padding of its last user's batches. They are no part of the
+    text, so both are switched off here, for everything that this program writes.
     """
 
     def __init__(self, path, document_token, vocabulary):
@@ -155,7 +169,8 @@ class GPT2:
         ]
         if not ends:
             fail(
-                f"{path} has none of the tokens {', '.join(END_OF_TEXTS)} to stand before each document: "
+                f"{path} has none of the tokens {', '.join(END_OF_TEXTS)} to stand before each "
+                "document: "
                 "--document-token names one"
             )
         return ends[0]
@@ -168,8 +183,8 @@ class GPT2:
         for token in [self.end_of_text] + [max(ids, default=0) for ids in encoded]:
             if token >= self.vocabulary:
                 fail(
-                    f"the text has token {token} ({self.tokenizer.id_to_token(token)}), which a --vocab of "
-                    f"{self.vocabulary} does not hold"
+                    f"the text has token {token} ({self.tokenizer.id_to_token(token)}), which a "
+                    f"--vocab of {self.vocabulary} does not hold"
                 )
         self.special_tokens_in_text += sum(ids.count(self.end_of_text) for ids in encoded)
         return encoded
@@ -181,7 +196,8 @@ def tokenizer_file(path):
         path = os.path.join(path, "tokenizer.json")
     if not os.path.isfile(path):
         fail(
-            f"--tokenizer {path}: there is no such file. It takes bytes, gpt2, the path of a tokenizer.json, or its folder"
+            f"--tokenizer {path}: there is no such file. It takes bytes, gpt2, the path of a "
+            "tokenizer.json, or its folder"
         )
     with open(path, "rb") as file:
         if file.read(40).startswith(b"version https://git-lfs"):
@@ -192,8 +208,8 @@ def tokenizer_file(path):
 class Shards:
     """Writes tokens to one shard after the other; the first ones can be validation.
 
-    The last shard takes the rest as well, so that none is shorter than a sample of the trainer: it has fewer than
-    twice --shard-tokens.
+    The last shard takes the rest as well, so that none is shorter than a sample of the trainer: it
+    has fewer than twice --shard-tokens.
     """
 
     def __init__(self, args, tokenizer, kind, first):
@@ -222,7 +238,8 @@ class Shards:
 
 
 def encode_documents(documents, tokenizer):
-    """Yields <|endoftext|> and the tokens of each document; in batches, which a tokenizer can spread over cores."""
+    """Yields <|endoftext|> and the tokens of each document; in batches, which a tokenizer can
+    spread over cores."""
     batch, size = [], 0
     for document in documents:
         batch.append(document)
@@ -236,9 +253,11 @@ def encode_documents(documents, tokenizer):
 
 
 def text_documents(path, separator):
-    """Yields the documents of a text file without reading it whole. A line that equals the separator ends one.
+    """Yields the documents of a text file without reading it whole. A line that equals the
+    separator ends one.
 
-    The separator is left out, unless it is the empty line: then the documents are the text, byte for byte.
+    The separator is left out, unless it is the empty line: then the documents are the text, byte
+    for byte.
     """
     lines, content, ended = [], False, False
     with open(path, encoding="utf-8-sig", newline="") as file:
@@ -326,7 +345,8 @@ def read_text(path):
 
 
 def eval_windows(args, tokenizer, text, original_words):
-    """Perplexity per word counts the words of the text as its authors cut it, whatever the tokens are."""
+    """Perplexity per word counts the words of the text as its authors cut it, whatever the tokens
+    are."""
     tokens = [tokenizer.end_of_text] + tokenizer.encode([text])[0]
     rows = eval_rows.windows(tokens, args.seq, args.stride)
     if not rows:
@@ -348,7 +368,8 @@ def wikitext103(args, tokenizer):
             import pyarrow.parquet
         except ImportError:
             fail(
-                "wikitext103 needs a package: pip install pyarrow (or give the file wiki.test.tokens as --text)"
+                "wikitext103 needs a package: pip install pyarrow "
+                "(or give the file wiki.test.tokens as --text)"
             )
         path = download(f"{args.source}/test-00000-of-00001.parquet", args.download)
         text = "".join(pyarrow.parquet.read_table(path).column("text").to_pylist())
@@ -370,7 +391,8 @@ def json_lines(path, row):
                     rows.append(row(json.loads(line)))
             except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as problem:
                 fail(
-                    f"line {number} of {path} is not as it must be ({type(problem).__name__}: {problem})"
+                    f"line {number} of {path} is not as it must be "
+                    f"({type(problem).__name__}: {problem})"
                 )
     return rows
 
@@ -505,7 +527,8 @@ def main():
         fail("--shards must not be negative, and --shard-tokens must lie between 1 and 2147483647")
     if (args.set in OWN_TEXT) != bool(args.text) and not (args.text and args.set == "wikitext103"):
         fail(
-            "--text FILE is for wikitext103, and for text, windows, cloze and choices, which need it"
+            "--text FILE is for wikitext103, and for text, windows, cloze and choices, "
+            "which need it"
         )
     if args.text and os.path.exists(args.text) and not os.path.isfile(args.text):
         fail(f"--text {args.text} is no regular file")
@@ -543,14 +566,16 @@ def main():
         MAKERS[args.set](args, tokenizer)
         if tokenizer and tokenizer.special_tokens_in_text:
             print(
-                f"note: the text names the token before documents {tokenizer.special_tokens_in_text} times, and each "
-                "is that one token: a document seems to begin there"
+                "note: the text names the token before documents "
+                f"{tokenizer.special_tokens_in_text} times, and each is that one token: "
+                "a document seems to begin there"
             )
     except OSError as problem:
         fail(f"{problem.filename}: {problem.strerror}" if problem.filename else problem)
     except (KeyError, ValueError) as problem:  # text that is no UTF-8, a damaged parquet file
         fail(
-            f"the text in {args.text or args.download} is not as it must be ({type(problem).__name__}: {problem})"
+            f"the text in {args.text or args.download} is not as it must be "
+            f"({type(problem).__name__}: {problem})"
         )
 
 

@@ -25,9 +25,9 @@ cp llmc/cpu/cuda_bf16.h "$dir/include/"
 
 # Formats are not checked: %zu is right here for a size_t of 64 bits, which the compiler thinks has
 # 32. Kernels are not launched, so their parameters are unused.
-flags=(--target=wasm32 -nostdinc -ffreestanding -fno-builtin -mbulk-memory -fvisibility=hidden -ffunction-sections
-       -fdata-sections -Wall -Wextra -Wno-format -Wno-unused-function -Wno-unused-variable -Wno-unused-parameter
-       -I"$dir/include" -I.)
+flags=(--target=wasm32 -nostdinc -ffreestanding -fno-builtin -mbulk-memory -fvisibility=hidden
+       -ffunction-sections -fdata-sections -Wall -Wextra -Wno-format -Wno-unused-function
+       -Wno-unused-variable -Wno-unused-parameter -I"$dir/include" -I.)
 compile() { "$clang" "${flags[@]}" -c "$@"; }
 compile -std=gnu11 -Os -o "$dir/libc.o" dev/explorer/libc.c
 compile -std=gnu11 -O3 -o "$dir/schedule.o" dev/explorer/schedule.c
@@ -70,7 +70,8 @@ names() { sed -n "/define $1/,/[^\\\\]\$/p" "$2" | grep -oE '"[^"]+"' | tr -d '"
 {
     echo 'const MODELS = {  // layers, heads, channels, T, vocabulary'
     known=$(names MODEL_NAMES llmc/host/options_table.h)
-    sizes=$(sed -n '/ MODEL_PRESETS\[/,/};/p' llmc/host/options.h | grep -oE '\{([0-9]+, ){6}NULL' | tr -d '{,' |
+    sizes=$(sed -n '/ MODEL_PRESETS\[/,/};/p' llmc/host/options.h |
+            grep -oE '\{([0-9]+, ){6}NULL' | tr -d '{,' |
             awk '{ print $1, $3, $2, $6, $4 }')
     { head -n 4 <<<"$sizes"; echo "$sizes"; } | models "$known"
     echo '};'
@@ -102,11 +103,13 @@ names() { sed -n "/define $1/,/[^\\\\]\$/p" "$2" | grep -oE '"[^"]+"' | tr -d '"
             print "};"
         }'
     echo 'const LINES = {'
+    pointed='run_batch|link_receive|link_send|forward|backward|tensor_sum|f_backward_begin'
+    pointed+='|own_buckets|layout|layout_acts'
     for file in train_gpt_tp.cu train_gpt_pp.cu train_gpt_3d.cu dev/lessons/train_zero_bubble.cu \
         dev/lessons/train_llama.cu; do
         echo "    \"$file\": {"
-        grep -noE '^static [a-zA-Z *]*\b(run_batch|link_receive|link_send|forward|backward|tensor_sum|f_backward_begin|own_buckets|layout|layout_acts)\(' \
-            "$file" | sed -E 's/^([0-9]+):.* \*?([a-z_]+)\($/        \2: \1,/'
+        grep -noE "^static [a-zA-Z *]*\b($pointed)\(" "$file" |
+            sed -E 's/^([0-9]+):.* \*?([a-z_]+)\($/        \2: \1,/'
         echo '    },'
     done
     echo '};'

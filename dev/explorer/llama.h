@@ -35,7 +35,6 @@ DOES_NOTHING(bool, config_is, true)
 DOES_NOTHING(bool, config_agree, true)
 DOES_NOTHING(bool, config_listed, true)
 DOES_NOTHING(bool, config_check_keys, true)
-DOES_NOTHING(const char *, json_print_real, "")
 DOES_NOTHING(bool, file_write_text, true)
 #define LLMC_TOKENIZER_KINDS_H
 static inline bool tokenizer_open_kind(Tokenizer *, const Options *, Error *) { return true; }

@@ -1,5 +1,6 @@
 "use strict";
-// page.js: fields, the address, the worker and the paper. Every number comes from the C in WASM; these scripts draw it.
+// page.js: fields, the address, the worker and the paper. Every number comes from the C in WASM;
+// these scripts draw it.
 
 const $ = id => document.getElementById(id);
 const PANELS = ["schedules", "layout", "collectives"];
@@ -9,51 +10,81 @@ const OPS = ["all-reduce", "reduce-scatter", "all-gather", "broadcast", "send", 
 const STEPS = ["forward", "backward", "weight"];
 
 // Boxes as build/tools/timeline and figures draw them: dark and light of the chunks.
-const BOXES = {forward: ["#2c5f9e", "#a9cdf2"], backward: ["#1f7a5c", "#9fe0c4"], weight: ["#7d9a2e", "#d3e3a0"],
-               send: "#d9632f", receive: "#f0bd9f", ink: "#1f2933"};
+const BOXES = {
+    forward: ["#2c5f9e", "#a9cdf2"],
+    backward: ["#1f7a5c", "#9fe0c4"],
+    weight: ["#7d9a2e", "#d3e3a0"],
+    send: "#d9632f",
+    receive: "#f0bd9f",
+    ink: "#1f2933",
+};
 const THEMES = [
-    {...BOXES, text: "#1f2933", muted: "#56616d", grid: "#e3e8ee", violet: "#6b3fa0", orange: "#a83c15",
-     share: "#bcd8f5", tokens: "#bfe8d6", paper: "#ffffff", ground: "#f3f5f8", hatch: "#b4bec9", data: "#1f7a5c",
-     node: 82, circle: "#d9a68f", border: "#76818d", focus: "#1b62b8"},
-    {...BOXES, text: "#e4e9ef", muted: "#a3b0bd", grid: "#36424f", violet: "#bd9cf0", orange: "#ff9d76",
-     share: "#2b5580", tokens: "#1f5a45", paper: "#14191f", ground: "#222a33", hatch: "#5d6b7a", data: "#63c9a2",
-     node: 34, circle: "#8a5a45", border: "#8693a1", focus: "#7db5ff"},
+    {...BOXES, text: "#1f2933", muted: "#56616d", grid: "#e3e8ee", violet: "#6b3fa0",
+     orange: "#a83c15", share: "#bcd8f5", tokens: "#bfe8d6", paper: "#ffffff", ground: "#f3f5f8",
+     hatch: "#b4bec9", data: "#1f7a5c", node: 82, circle: "#d9a68f", border: "#76818d",
+     focus: "#1b62b8"},
+    {...BOXES, text: "#e4e9ef", muted: "#a3b0bd", grid: "#36424f", violet: "#bd9cf0",
+     orange: "#ff9d76", share: "#2b5580", tokens: "#1f5a45", paper: "#14191f", ground: "#222a33",
+     hatch: "#5d6b7a", data: "#63c9a2", node: 34, circle: "#8a5a45", border: "#8693a1",
+     focus: "#7db5ff"},
 ];
 const darkTheme = window.matchMedia("(prefers-color-scheme: dark)");
 let COLORS = THEMES[Number(darkTheme.matches)];
 
 // First values of the fields. The address names only what differs.
 const DEFAULTS = {
-    schedules: {kind: "1f1b", p: "4", m: "8", v: "1", limit: "", F: "1", B: "1", W: "1", transfer: "0", layers: "",
-                buffers: "2", one: "0", follow: "", list: "F0 F1 B0 W0 B1 W1\nF0 B0 F1 B1 W0 W1"},
-    layout: {model: "ptdp-7.5b", layers: "36", heads: "32", channels: "4096", vocab: "51200", seq: "2048", tensor: "4",
-             data: "8", pipeline: "2", virtual: "1", micro: "2", global: "128", schedule: "", recompute: "layer",
-             order: "tdp", precision: "bf16", limit: "", cluster: "dgx-a100", node: "", memory: "", sp: "1", zero: "1"},
+    schedules: {
+        kind: "1f1b", p: "4", m: "8", v: "1", limit: "", F: "1", B: "1", W: "1", transfer: "0",
+        layers: "", buffers: "2", one: "0", follow: "",
+        list: "F0 F1 B0 W0 B1 W1\nF0 B0 F1 B1 W0 W1",
+    },
+    layout: {
+        model: "ptdp-7.5b", layers: "36", heads: "32", channels: "4096", vocab: "51200",
+        seq: "2048", tensor: "4", data: "8", pipeline: "2", virtual: "1", micro: "2",
+        global: "128", schedule: "", recompute: "layer", order: "tdp", precision: "bf16",
+        limit: "", cluster: "dgx-a100", node: "", memory: "", sp: "1", zero: "1",
+    },
     collectives: {op: "all-reduce", n: "4", size: "64"},
 };
 const MODEL_FIELDS = ["layers", "heads", "channels", "seq", "vocab"];  // as build.sh lists them
-// Layouts that fit: t, d, p, v, micro-batch, global batch. Those of ptdp are Table 1 of PTD-P (Narayanan et al. 2021).
+// Layouts that fit: t, d, p, v, micro-batch, global batch. Those of ptdp are Table 1 of PTD-P
+// (Narayanan et al. 2021).
 const LAYOUT_FIELDS = ["tensor", "data", "pipeline", "virtual", "micro", "global"];
 const LAYOUTS = {
-    "gpt2": [1, 8, 1, 1, 4, 32], "gpt2-medium": [1, 8, 1, 1, 4, 32], "gpt2-large": [1, 8, 1, 1, 4, 32],
-    "gpt2-xl": [1, 8, 1, 1, 4, 32], "gpt3-175b": [8, 16, 12, 1, 1, 1536],
-    "ptdp-1.7b": [1, 32, 1, 1, 16, 512], "ptdp-3.6b": [2, 32, 1, 1, 16, 512], "ptdp-7.5b": [4, 32, 1, 1, 16, 512],
-    "ptdp-18b": [8, 32, 1, 1, 8, 1024], "ptdp-39b": [8, 32, 2, 1, 4, 1536], "ptdp-76b": [8, 32, 4, 3, 2, 1792],
-    "ptdp-145b": [8, 24, 8, 2, 2, 2304], "ptdp-310b": [8, 15, 16, 2, 1, 2160], "ptdp-530b": [8, 9, 35, 3, 1, 2520],
+    "gpt2": [1, 8, 1, 1, 4, 32],
+    "gpt2-medium": [1, 8, 1, 1, 4, 32],
+    "gpt2-large": [1, 8, 1, 1, 4, 32],
+    "gpt2-xl": [1, 8, 1, 1, 4, 32],
+    "gpt3-175b": [8, 16, 12, 1, 1, 1536],
+    "ptdp-1.7b": [1, 32, 1, 1, 16, 512],
+    "ptdp-3.6b": [2, 32, 1, 1, 16, 512],
+    "ptdp-7.5b": [4, 32, 1, 1, 16, 512],
+    "ptdp-18b": [8, 32, 1, 1, 8, 1024],
+    "ptdp-39b": [8, 32, 2, 1, 4, 1536],
+    "ptdp-76b": [8, 32, 4, 3, 2, 1792],
+    "ptdp-145b": [8, 24, 8, 2, 2, 2304],
+    "ptdp-310b": [8, 15, 16, 2, 1, 2160],
+    "ptdp-530b": [8, 9, 35, 3, 1, 2520],
     "ptdp-1t": [8, 6, 64, 1, 1, 3072],
-    "smollm2-135m": [1, 8, 1, 1, 1, 64], "qwen2.5-0.5b": [1, 8, 1, 1, 1, 64], "llama-3.2-1b": [1, 8, 1, 1, 1, 64],
-    "llama-3.1-8b": [4, 8, 1, 1, 1, 64], "llama-3.1-70b": [8, 8, 4, 1, 1, 128],
-    "llama-3.1-405b": [8, 8, 18, 1, 1, 256], "nemotron-4-15b": [8, 8, 1, 1, 1, 128],
+    "smollm2-135m": [1, 8, 1, 1, 1, 64],
+    "qwen2.5-0.5b": [1, 8, 1, 1, 1, 64],
+    "llama-3.2-1b": [1, 8, 1, 1, 1, 64],
+    "llama-3.1-8b": [4, 8, 1, 1, 1, 64],
+    "llama-3.1-70b": [8, 8, 4, 1, 1, 128],
+    "llama-3.1-405b": [8, 8, 18, 1, 1, 256],
+    "nemotron-4-15b": [8, 8, 1, 1, 1, 128],
     "nemotron-4-340b": [8, 8, 12, 1, 1, 256],
 };
 for (const [name, row] of Object.entries(CLUSTERS)) {  // a row has holes for absent constants
     const pairs = CONSTANTS.map((constant, i) => [constant, row[i]]);
     CLUSTERS[name] = Object.fromEntries(pairs.filter(([, x]) => x !== undefined));
 }
-for (const [alias, name] of [["d12", "gpt2"], ["d24", "gpt2-medium"], ["d36", "gpt2-large"], ["d48", "gpt2-xl"]])
-    LAYOUTS[alias] = LAYOUTS[name];
+LAYOUTS.d12 = LAYOUTS["gpt2"];
+LAYOUTS.d24 = LAYOUTS["gpt2-medium"];
+LAYOUTS.d36 = LAYOUTS["gpt2-large"];
+LAYOUTS.d48 = LAYOUTS["gpt2-xl"];
 
-// ---- the worker -----------------------------------------------------------------------------------------------------
+// ---- the worker ---------------------------------------------------------------------------------
 
 // WASM is gzip in base64.
 async function inflated() {
@@ -61,10 +92,12 @@ async function inflated() {
     return new Response(packed.stream().pipeThrough(new DecompressionStream("gzip"))).arrayBuffer();
 }
 const compiled = inflated().then(bytes => WebAssembly.compile(bytes));
-const workerSource = URL.createObjectURL(new Blob([$("worker").textContent], {type: "text/javascript"}));
+const workerText = new Blob([$("worker").textContent], {type: "text/javascript"});
+const workerSource = URL.createObjectURL(workerText);
 
-// Returns a function that asks a worker and promises its answer. A new question ends the work on the one before it,
-// whose promise is then refused; so does its member `end`. progress(line), if given, hears of work that is not done.
+// Returns a function that asks a worker and promises its answer. A new question ends the work on
+// the one before it, whose promise is then refused; so does its member `end`. progress(line), if
+// given, hears of work that is not done.
 function lane() {
     let worker = null, pending = null, count = 0;
     const end = () => {
@@ -98,9 +131,9 @@ function lane() {
 const ask = lane(), askAside = lane(), askWhatIf = lane(), askTime = lane(), askSearch = lane(),
       askProof = lane();
 
-// ---- fields and the address -----------------------------------------------------------------------------------------
+// ---- fields and the address ---------------------------------------------------------------------
 
-const state = structuredClone(DEFAULTS);  // what is drawn; fields may hold something else, which was refused
+const state = structuredClone(DEFAULTS);  // what is drawn; fields may hold what was refused
 const section = panel => $("panel-" + panel);
 const fields = panel => [...section(panel).querySelectorAll("form [name]")];
 // The value of a field, without blanks around it.
@@ -154,15 +187,19 @@ function usualOf(at, values) {
 function differing(at, values) {
     const usual = usualOf(at, values);
     const named = at === "layout" && values.model !== DEFAULTS.layout.model;
-    return new URLSearchParams(Object.entries(values).filter(([name, value]) =>
-        name === "model" ? named : value !== usual[name] && (name !== "list" || values.kind === "list")));
+    const differs = ([name, value]) => {
+        if (name === "model") return named;
+        return value !== usual[name] && (name !== "list" || values.kind === "list");
+    };
+    return new URLSearchParams(Object.entries(values).filter(differs));
 }
 
 function address() {
     if (tourStep !== null && !tourLeft) return tourAddress();
     const query = differing(panel, state[panel]);
     if (panel === "schedules" && timeShown !== null) query.set("time", String(timeShown));
-    if (panel === "schedules" && pinned) query.set("pin", differing("schedules", pinned.values).toString() || "1");
+    if (panel === "schedules" && pinned)
+        query.set("pin", differing("schedules", pinned.values).toString() || "1");
     if (panel === "collectives" && roundShown) query.set("round", String(roundShown));
     if (panel === "layout" && rankShown) query.set("rank", String(rankShown));
     if (panel === "layout" && stageShown !== null) query.set("stage", String(stageShown));
@@ -204,8 +241,10 @@ function distance(a, b) {
     let row = Array.from({length: b.length + 1}, (_, i) => i);
     for (let i = 1; i <= a.length; i++) {
         const next = [i];
-        for (let j = 1; j <= b.length; j++)
-            next.push(Math.min(row[j] + 1, next[j - 1] + 1, row[j - 1] + Number(a[i - 1] !== b[j - 1])));
+        for (let j = 1; j <= b.length; j++) {
+            const changed = row[j - 1] + Number(a[i - 1] !== b[j - 1]);
+            next.push(Math.min(row[j] + 1, next[j - 1] + 1, changed));
+        }
         row = next;
     }
     return row[b.length];
@@ -221,12 +260,18 @@ function choose(values, field, what, list) {
 }
 
 // A trainer's sentence names flags; this panel has fields.
-const FLAG_FIELDS = {virtual: "chunks a stage v", pipeline: "stages p", "global-batch": "micro-batches m",
-                     "max-in-flight": "in flight, at most", schedule: "schedule"};
+const FLAG_FIELDS = {
+    virtual: "chunks a stage v",
+    pipeline: "stages p",
+    "global-batch": "micro-batches m",
+    "max-in-flight": "in flight, at most",
+    schedule: "schedule",
+};
 function inFields(sentence) {
     if (panel !== "schedules") return sentence;
     const named = Object.keys(FLAG_FIELDS).filter(flag => sentence.includes("--" + flag));
-    return sentence + named.map(flag => ` (--${flag} is the field "${FLAG_FIELDS[flag]}")`).join("");
+    const fields = named.map(flag => ` (--${flag} is the field "${FLAG_FIELDS[flag]}")`);
+    return sentence + fields.join("");
 }
 
 // The name of the field that a trainer's sentence is about, or undefined.
@@ -250,7 +295,8 @@ async function attempt(values, step) {
     const slow = setTimeout(() => { $("working").hidden = false; }, 150);
     let done;
     try {
-        done = await ({schedules: runSchedule, layout: runLayout, collectives: runRing})[at](values);
+        const run = {schedules: runSchedule, layout: runLayout, collectives: runRing}[at];
+        done = await run(values);
     } catch (e) {
         if (mine !== turn) return false;
         refuse(e.message);
@@ -276,9 +322,12 @@ async function changed(field) {
     const values = {};
     for (const f of fields(panel)) values[f.name] = valueOf(f);
     if (panel === "schedules" && field && field.name === "kind") suitChunks(values);
-    if (panel === "layout" && field && field.name === "model") takeModel(values);
-    else if (panel === "layout" && field && MODEL_FIELDS.includes(field.name) && !LLAMAS[values.model])
-        values.model = sameSizes(values, lastModel) ? lastModel : "";  // a Llama is more than sizes
+    if (panel === "layout" && field && field.name === "model") {
+        takeModel(values);
+    } else if (panel === "layout" && field && MODEL_FIELDS.includes(field.name)) {
+        // A Llama is more than sizes, so it keeps its name.
+        if (!LLAMAS[values.model]) values.model = sameSizes(values, lastModel) ? lastModel : "";
+    }
     if (panel === "layout" && values.schedule !== "zb-auto") values.limit = "";
     showFields(panel, values);
     timeShown = null;
@@ -304,7 +353,8 @@ function sameSizes(values, model) {
     return MODEL_FIELDS.every((field, i) => values[field] === String(MODELS[model][i]));
 }
 
-// Only the interleaved schedule has chunks, and only zb-auto a limit: choosing another one changes them as well.
+// Only the interleaved schedule has chunks, and only zb-auto a limit: choosing another one changes
+// them as well.
 function suitChunks(values) {
     if (values.kind === "interleaved" && values.v === "1") values.v = "2";
     else if (values.kind !== "interleaved" && values.kind !== "list") values.v = "1";
@@ -318,12 +368,14 @@ function takeModel(values) {
     LAYOUT_FIELDS.forEach((field, i) => { values[field] = String(LAYOUTS[values.model][i]); });
     Object.assign(values, {schedule: "", limit: "", recompute: "layer", sp: "0", zero: "0"});
     if (values.model === "gpt3-175b") Object.assign(values, {sp: "1", zero: "1"});
-    if (LLAMAS[values.model]) Object.assign(values, {sp: values.tensor === "1" ? "0" : "1", zero: "1"});
+    const sp = values.tensor === "1" ? "0" : "1";
+    if (LLAMAS[values.model]) Object.assign(values, {sp, zero: "1"});
 }
 
 // Opens what an address says. Names that no field has are passed over.
 async function open(hash) {
-    const [name, query] = hash.replace(/^#/, "").split("?"), wanted = new URLSearchParams(query || "");
+    const [name, query] = hash.replace(/^#/, "").split("?");
+    const wanted = new URLSearchParams(query || "");
     if (name === "tour")
         return openTour(Math.floor(Number(wanted.get("step"))) || 1, wanted.get("guess"));
     closeTour();
@@ -336,17 +388,24 @@ async function show(name, wanted) {
     lastChanged = null;
     panel = PANELS.includes(name) ? name : "schedules";
     for (const p of PANELS) section(p).hidden = p !== panel;
+    const now = tourStep === null ? panel : "tour";
     for (const link of document.querySelectorAll("nav a")) {
-        if (link.dataset.panel === (tourStep === null ? panel : "tour")) link.setAttribute("aria-current", "page");
+        if (link.dataset.panel === now) link.setAttribute("aria-current", "page");
         else link.removeAttribute("aria-current");
     }
     for (const text of $("what").querySelectorAll("[data-for]"))
-        text.classList.toggle("now", text.dataset.for === (tourStep === null ? panel : "tour"));
+        text.classList.toggle("now", text.dataset.for === now);
     const values = {...DEFAULTS[panel]};
-    const take = () => { for (const [key, value] of wanted) if (Object.hasOwn(values, key)) values[key] = value; };
+    const take = () => {
+        for (const [key, value] of wanted) if (Object.hasOwn(values, key)) values[key] = value;
+    };
     take();
-    if (panel === "layout" && wanted.has("model")) takeModel(values), take();  // the address may change a size
-    else if (panel === "layout" && MODEL_FIELDS.some(field => wanted.has(field))) values.model = "";
+    if (panel === "layout" && wanted.has("model")) {
+        takeModel(values);
+        take();  // the address may change a size
+    } else if (panel === "layout" && MODEL_FIELDS.some(field => wanted.has(field))) {
+        values.model = "";
+    }
     const place = key => Math.max(0, Number(wanted.get(key)) || 0);
     stop();
     timeShown = wanted.has("time") ? place("time") : null;
@@ -357,16 +416,18 @@ async function show(name, wanted) {
     if (panel === "schedules") await openPin(wanted.get("pin"));
     if (mine !== shows) return false;
     if (await attempt(values)) return true;
-    if (mine !== shows || !$("refusal").textContent) return false;  // something else was asked meanwhile
+    // Something else may have been asked meanwhile.
+    if (mine !== shows || !$("refusal").textContent) return false;
     const sentence = $("refusal").textContent, numbers = $("numbers").textContent;
-    if (!{schedules: shown, layout: laid, collectives: ringShown}[panel] && await attempt({...DEFAULTS[panel]})) {
+    const drawn = {schedules: shown, layout: laid, collectives: ringShown}[panel];
+    if (!drawn && await attempt({...DEFAULTS[panel]})) {
         refuse(sentence);  // below it stands what the panel shows at first
         $("numbers").textContent = numbers;
     }
     return false;
 }
 
-// ---- drawing --------------------------------------------------------------------------------------------------------
+// ---- drawing ------------------------------------------------------------------------------------
 
 // Returns a canvas of width x height pixels of the screen, and its context in these pixels.
 function paper(canvas, width, height) {
@@ -384,8 +445,12 @@ function paper(canvas, width, height) {
 }
 
 const narrow = () => document.documentElement.clientWidth < 620;
-const roomFor = least => Math.max(least, Math.min(1248, document.querySelector("main").clientWidth));
-const font = (size, bold) => `${bold ? "bold " : ""}${size}px Helvetica, Arial, "DejaVu Sans", sans-serif`;
+function roomFor(least) {
+    return Math.max(least, Math.min(1248, document.querySelector("main").clientWidth));
+}
+function font(size, bold) {
+    return `${bold ? "bold " : ""}${size}px Helvetica, Arial, "DejaVu Sans", sans-serif`;
+}
 
 function label(g, text, x, y, {size = 12, color = COLORS.text, align = "left", bold = false} = {}) {
     g.font = font(size, bold);
@@ -404,12 +469,14 @@ function arrow(g, x1, y1, x2, y2, color) {
     g.stroke();
     g.beginPath();
     g.moveTo(x2, y2);
-    for (const side of [2.7, -2.7]) g.lineTo(x2 + 10 * Math.cos(angle + side), y2 + 10 * Math.sin(angle + side));
+    for (const side of [2.7, -2.7])
+        g.lineTo(x2 + 10 * Math.cos(angle + side), y2 + 10 * Math.sin(angle + side));
     g.fill();
 }
 
 function mix(a, b, t) {
-    const part = i => Math.round(parseInt(a.slice(i, i + 2), 16) * (1 - t) + parseInt(b.slice(i, i + 2), 16) * t);
+    const of = (color, i) => parseInt(color.slice(i, i + 2), 16);
+    const part = i => Math.round(of(a, i) * (1 - t) + of(b, i) * t);
     return `rgb(${part(1)},${part(3)},${part(5)})`;
 }
 
@@ -459,9 +526,10 @@ function unitText(x, units, base) {
     return (size === 0 ? String(Math.round(value)) : value.toFixed(value < 10 ? 2 : 1)) + name;
 }
 const BYTE_UNITS = [[" PiB", 5], [" TiB", 4], [" GiB", 3], [" MiB", 2], [" KiB", 1], [" B", 0]];
+const COUNT_UNITS = [[" trillion", 4], [" billion", 3], [" million", 2], [" thousand", 1], ["", 0]];
+const FLOP_UNITS = [[" ZFLOP", 7], [" EFLOP", 6], [" PFLOP", 5], [" TFLOP", 4], [" GFLOP", 3],
+                    [" MFLOP", 2], [" KFLOP", 1], [" FLOP", 0]];
 const bytesText = x => unitText(x, BYTE_UNITS, 1024);
-const countText = x => unitText(x, [[" trillion", 4], [" billion", 3], [" million", 2], [" thousand", 1], ["", 0]],
-                                1000);
-const flopsText = x => unitText(x, [[" ZFLOP", 7], [" EFLOP", 6], [" PFLOP", 5], [" TFLOP", 4], [" GFLOP", 3],
-                                    [" MFLOP", 2], [" KFLOP", 1], [" FLOP", 0]], 1000);
+const countText = x => unitText(x, COUNT_UNITS, 1000);
+const flopsText = x => unitText(x, FLOP_UNITS, 1000);
 

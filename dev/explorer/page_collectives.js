@@ -1,4 +1,4 @@
-// ---- collectives ----------------------------------------------------------------------------------------------------
+// ---- collectives --------------------------------------------------------------------------------
 
 let ringShown = null;
 
@@ -9,31 +9,37 @@ async function runRing(values) {
     const size = number(values, "size", "MiB of the buffer", 0.001, 1e6), width = 4;
     const count = Math.max(1, Math.round(size * 2 ** 20 / width / n)) * n;
     const r = await ask("ring", {op, n, count, width});
-    Object.assign(r, {op: values.op, n, bytes: count * width, set: (k, rank, i) => r.sets[k * 256 + rank * 16 + i],
-                      part: (k, rank) => r.parts[k * 16 + rank]});
+    Object.assign(r, {
+        op: values.op, n, bytes: count * width,
+        set: (k, rank, i) => r.sets[k * 256 + rank * 16 + i],
+        part: (k, rank) => r.parts[k * 16 + rank],
+    });
     return () => { ringShown = r; showRing(); };
 }
 
 function showRing() {
-    const r = ringShown, k = r.n, times = r.op === "all-reduce" ? `2 (${k} - 1)/${k}` : `(${k} - 1)/${k}`;
+    const r = ringShown, k = r.n;
+    const times = r.op === "all-reduce" ? `2 (${k} - 1)/${k}` : `(${k} - 1)/${k}`;
     roundShown = Math.max(0, Math.min(r.rounds, Math.floor(roundShown) || 0));
     $("round").max = String(r.rounds);
     facts("ringfacts", [
-        ["A rank sends", `${bytesText(r.sent)} = ${times} of the buffer's ${bytesText(r.bytes)}, in ${r.rounds} ` +
-                         `rounds of ${bytesText(r.bytes / k)}`],
+        ["A rank sends", `${bytesText(r.sent)} = ${times} of the buffer's ${bytesText(r.bytes)}, ` +
+                         `in ${r.rounds} rounds of ${bytesText(r.bytes / k)}`],
         ["NCCL_TRAFFIC counts", `${r.counted} bytes sent, ${r.counted} received`],
         ["All together", bytesText(k * r.sent)],
         ["Rounds", `${r.rounds}: each costs a latency, so many ranks make small buffers slow`]]);
     drawRing();
     const last = [];
-    for (let rank = 0; rank < k; rank++) last.push(Array.from({length: k}, (_, i) => r.set(r.rounds, rank, i)));
-    $("numbers").textContent = JSON.stringify({op: r.op, n: k, rounds: r.rounds, sent: r.sent, counted: r.counted,
-                                               last});
+    for (let rank = 0; rank < k; rank++)
+        last.push(Array.from({length: k}, (_, i) => r.set(r.rounds, rank, i)));
+    $("numbers").textContent = JSON.stringify({
+        op: r.op, n: k, rounds: r.rounds, sent: r.sent, counted: r.counted, last});
 }
 
 const rankColor = (rank, n) => `hsl(${rank * 360 / n}, 62%, 66%)`;
 
-// A row for each rank, a cell for each part of its buffer; a stripe in the cell for each rank whose numbers are in it.
+// A row for each rank, a cell for each part of its buffer; a stripe in the cell for each rank whose
+// numbers are in it.
 function drawRing() {
     if (ringShown.work) return drawContext();
     const r = ringShown, n = r.n, k = roundShown, room = roomFor(320), left = 74;
@@ -41,9 +47,14 @@ function drawRing() {
     const height = Math.max(22, Math.min(42, cell * 0.7)), row = height + (n > 8 ? 12 : 22);
     const g = paper($("ring"), left + n * cell + 130, 34 + n * row + 10);
     const whole = (1 << n) - 1, sending = k < r.rounds;
-    for (let i = 0; i < n; i++) label(g, (n > 8 ? "" : "part ") + i, left + (i + 0.5) * cell, 16,
-                                      {color: COLORS.muted, align: "center"});
-    const done = (rank, i) => r.op === "all-gather" ? r.set(k, rank, i) !== 0 : r.set(k, rank, i) === whole;
+    for (let i = 0; i < n; i++) {
+        const name = (n > 8 ? "" : "part ") + i;
+        label(g, name, left + (i + 0.5) * cell, 16, {color: COLORS.muted, align: "center"});
+    }
+    const done = (rank, i) => {
+        const set = r.set(k, rank, i);
+        return r.op === "all-gather" ? set !== 0 : set === whole;
+    };
     for (let rank = 0; rank < n; rank++) {
         const y = 30 + rank * row;
         label(g, `rank ${rank}`, 4, y + height / 2, {bold: true});
@@ -55,8 +66,9 @@ function drawRing() {
                 if (!(set >> q & 1)) continue;
                 g.fillStyle = rankColor(q, n);
                 g.fillRect(x + 2 + q * stripe, y + 3, Math.max(1, stripe - 1), height - 6);
-                if (stripe >= 11) label(g, String.fromCharCode(97 + q), x + 2 + (q + 0.5) * stripe, y + height / 2,
-                                        {align: "center", color: COLORS.ink});
+                if (stripe < 11) continue;
+                label(g, String.fromCharCode(97 + q), x + 2 + (q + 0.5) * stripe, y + height / 2,
+                      {align: "center", color: COLORS.ink});
             }
             g.strokeStyle = sending && r.part(k, rank) === i ? COLORS.violet : COLORS.hatch;
             g.lineWidth = sending && r.part(k, rank) === i ? 3 : 1;
@@ -69,19 +81,22 @@ function drawRing() {
     $("ringnote").textContent = sending
         ? `Round ${k + 1} of ${r.rounds}: every rank sends the outlined part, and ${what}. ` +
           `So far each has sent ${bytesText(k * r.bytes / n)}.`
-        : `Done: each rank has sent ${bytesText(r.sent)} in ${r.rounds} rounds. Green parts are complete.`;
+        : `Done: each rank has sent ${bytesText(r.sent)} in ${r.rounds} rounds. ` +
+          "Green parts are complete.";
     $("round").value = String(k);
     $("roundtext").textContent = `${k} of ${r.rounds} rounds`;
     $("round").setAttribute("aria-valuetext", $("roundtext").textContent);
     $("ring").setAttribute("aria-label", $("ringnote").textContent);
 }
 
-// The path of a rank's message: down to the same part of the next rank; from the last one up to the first.
+// The path of a rank's message: down to the same part of the next rank; from the last one up to the
+// first.
 function drawSend(g, r, rank, k, left, cell, row, height) {
     const part = r.part(k, rank), x = left + (part + 0.5) * cell - 2, y = 30 + rank * row + height;
     if (rank < r.n - 1) return arrow(g, x, y + 1, x, y + row - height - 1, COLORS.violet);
     const side = left + r.n * cell + 8, top = 30 + height / 2;
-    label(g, `${r.n - 1} sends part ${part}`, side + 12, y - height / 2 - 8, {color: COLORS.violet});
+    label(g, `${r.n - 1} sends part ${part}`, side + 12, y - height / 2 - 8,
+          {color: COLORS.violet});
     label(g, "to rank 0", side + 12, y - height / 2 + 8, {color: COLORS.violet});
     g.strokeStyle = COLORS.violet;
     g.lineWidth = 2;

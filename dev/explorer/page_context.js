@@ -1,13 +1,15 @@
-// ---- context parallelism: a ring of attention -----------------------------------------------------------------------
+// ---- context parallelism: a ring of attention ---------------------------------------------------
 
-const CONTEXT_OPS = ["zigzag attention", "contiguous attention"], CHUNKS = 32;  // of a row of the C's cells
+const CONTEXT_OPS = ["zigzag attention", "contiguous attention"];
+const CHUNKS = 32;  // of a row of the C's cells
 
 async function runContext(values) {
     const n = number(values, "n", "ranks", 2, 16, true);
     const size = number(values, "size", "MiB of the buffer", 0.001, 1e6);
     const {work, ranks} = await ask("context", {n, zigzag: Number(values.op === CONTEXT_OPS[0])});
-    const slowest = work.map(step => Math.max(...step)), sum = list => list.reduce((a, b) => a + b, 0);
-    const r = {op: values.op, n, rounds: n - 1, work, bytes: size * 2 ** 20, slowest: sum(slowest),
+    const sum = list => list.reduce((a, b) => a + b, 0);
+    const slowest = sum(work.map(step => Math.max(...step)));
+    const r = {op: values.op, n, rounds: n - 1, work, bytes: size * 2 ** 20, slowest,
                mean: sum(work.flat()) / n, rank: (k, q, key) => ranks[k][q * CHUNKS + key]};
     return () => { ringShown = r; showContext(); };
 }
@@ -16,19 +18,22 @@ function showContext() {
     const r = ringShown, c = r.n, keys = (c - 1) * r.bytes;
     roundShown = Math.max(0, Math.min(r.rounds, Math.floor(roundShown) || 0));
     $("round").max = String(r.rounds);
+    const times = (r.slowest / r.mean).toFixed(3), all = keys + 2 * c * r.bytes;
     facts("ringfacts", [
-        ["Balance", `the slowest rank of each step has ${r.slowest} pairs of chunks in all, the mean rank ${r.mean}: ` +
-                    `${(r.slowest / r.mean).toFixed(3)} times as long`],
+        ["Balance", `the slowest rank of each step has ${r.slowest} pairs of chunks in all, ` +
+                    `the mean rank ${r.mean}: ${times} times as long`],
         ["By the formula", `zigzag 1, contiguous 2 - 1/${c} = ${(2 - 1 / c).toFixed(3)}`],
-        ["A rank sends, forward", `${bytesText(keys)}: keys and values of ${bytesText(r.bytes)}, ${c - 1} times`],
-        ["Backward", `${bytesText(keys + 2 * c * r.bytes)}: keys and values in bf16 again, and their gradients in ` +
+        ["A rank sends, forward", `${bytesText(keys)}: keys and values of ${bytesText(r.bytes)}, ` +
+                                  `${c - 1} times`],
+        ["Backward", `${bytesText(all)}: keys and values in bf16 again, and their gradients in ` +
                      `fp32, ${c} times`]]);
     drawContext();
-    $("numbers").textContent = JSON.stringify({op: r.op, n: c, rounds: r.rounds, sent: keys, counted: r.slowest,
-                                               last: r.work});
+    $("numbers").textContent = JSON.stringify({
+        op: r.op, n: c, rounds: r.rounds, sent: keys, counted: r.slowest, last: r.work});
 }
 
-// Queries down, keys across, a cell for each pair of chunks; the steps before are pale. Beside it each rank's work.
+// Queries down, keys across, a cell for each pair of chunks; the steps before are pale. Beside it
+// each rank's work.
 function drawContext() {
     const r = ringShown, c = r.n, k = roundShown;
     const side = Math.floor(Math.min(460, roomFor(320) - 150) / 2 / c);
@@ -68,8 +73,10 @@ function drawContext() {
               {color: work ? COLORS.ink : COLORS.muted});
     }
     $("ringnote").textContent = k === 0
-        ? `Step 1 of ${c}: every rank attends from its own queries (down) to its own keys (across), causally.`
-        : `Step ${k + 1} of ${c}: rank i has the keys of rank i - ${k}, sent while it computed. Pale: earlier steps.`;
+        ? `Step 1 of ${c}: every rank attends from its own queries (down) to its own keys ` +
+          "(across), causally."
+        : `Step ${k + 1} of ${c}: rank i has the keys of rank i - ${k}, sent while it computed. ` +
+          "Pale: earlier steps.";
     $("round").value = String(k);
     $("roundtext").textContent = `step ${k + 1} of ${c}`;
     $("round").setAttribute("aria-valuetext", $("roundtext").textContent);

@@ -1,8 +1,13 @@
-// ---- events ---------------------------------------------------------------------------------------------------------
+// ---- events -------------------------------------------------------------------------------------
 
 function redraw() {
     if (panel === "schedules" && shown) drawSchedule();
-    if (panel === "layout" && laid) drawGrid(), drawBytes(), curves && drawCurves(), timed && drawTimeParts();
+    if (panel === "layout" && laid) {
+        drawGrid();
+        drawBytes();
+        if (curves) drawCurves();
+        if (timed) drawTimeParts();
+    }
     if (panel === "collectives" && ringShown) drawRing();
 }
 
@@ -12,27 +17,31 @@ function timeAt(canvas, event) {
            Math.max(pinned ? beside().makespan : 0, shown.makespan, 1e-9);
 }
 
-// The box under the pointer: {s, i, micro, text}, i its place in its stage's list, micro null beside boxes; or null
-// outside.
+// The box under the pointer: {s, i, micro, text}, i its place in its stage's list, micro null
+// beside boxes; or null outside.
 function inBox(canvas, r, event) {
-    const s = Math.floor((event.clientY - canvas.getBoundingClientRect().top - MARGIN.top) / rowHeight(r.p));
+    const top = canvas.getBoundingClientRect().top + MARGIN.top;
+    const s = Math.floor((event.clientY - top) / rowHeight(r.p));
     const t = timeAt(canvas, event);
     if (s < 0 || s >= r.p) return null;
     for (let i = r.first[s]; i < r.first[s + 1]; i++) {
         const kind = r.marks[8 * i + 4], micro = r.marks[8 * i + 5];
         if (kind > 2 || r.times[4 * i] > t || r.times[4 * i + 1] < t) continue;
-        return {s, i: i - r.first[s], micro, text: `Stage ${s}, ${STEPS[kind]} of micro-batch ${micro}` +
-                             `${r.v > 1 ? `, chunk ${r.marks[8 * i + 6]}` : ""}: ` +
-                             `${short(r.times[4 * i])} to ${short(r.times[4 * i + 1])}. A click follows it, a ` +
-                             "drag along the row moves it in its stage's list."};
+        const chunk = r.v > 1 ? `, chunk ${r.marks[8 * i + 6]}` : "";
+        const text = `Stage ${s}, ${STEPS[kind]} of micro-batch ${micro}${chunk}: ` +
+            `${short(r.times[4 * i])} to ${short(r.times[4 * i + 1])}. A click follows it, a ` +
+            "drag along the row moves it in its stage's list.";
+        return {s, i: i - r.first[s], micro, text};
     }
     let text = `Stage ${s} idles at ${short(t)}`;
-    if (!r.hangs) eachIdle(r, s, (from, to, cause) => { if (from <= t && t <= to) text += ": " + CAUSES[cause]; });
+    const why = (from, to, cause) => { if (from <= t && t <= to) text += ": " + CAUSES[cause]; };
+    if (!r.hangs) eachIdle(r, s, why);
     return {s, i: -1, micro: null, text};
 }
 
-for (const name of Object.keys(MODELS)) section("layout").querySelector("[name=model]").append(new Option(name, name));
-section("layout").querySelector("[name=model]").prepend(new Option("sizes of your own", ""));
+const models = section("layout").querySelector("[name=model]");
+for (const name of Object.keys(MODELS)) models.append(new Option(name, name));
+models.prepend(new Option("sizes of your own", ""));
 for (const [name, {gpus_per_node, memory}] of Object.entries(CLUSTERS)) {
     const option = new Option(name, name);
     option.title = `${gpus_per_node} GPUs a node, of ${memory / 1e9} GB`;
@@ -42,9 +51,12 @@ for (const [name, {gpus_per_node, memory}] of Object.entries(CLUSTERS)) {
 for (const form of document.querySelectorAll("form")) {
     form.addEventListener("submit", event => event.preventDefault());
     form.addEventListener("input", event => changed(event.target));
-    form.addEventListener("keydown", event => {  // up and down change a whole number by 1, another one by 0.1
-        const field = event.target, by = {ArrowUp: 1, ArrowDown: -1}[event.key], whole = field.inputMode === "numeric";
-        if (!by || !/^[0-9]*\.?[0-9]+$/.test(field.value) || !["numeric", "decimal"].includes(field.inputMode)) return;
+    // Up and down change a whole number by 1, another one by 0.1.
+    form.addEventListener("keydown", event => {
+        const field = event.target, by = {ArrowUp: 1, ArrowDown: -1}[event.key];
+        const whole = field.inputMode === "numeric";
+        if (!by || !/^[0-9]*\.?[0-9]+$/.test(field.value)) return;
+        if (!whole && field.inputMode !== "decimal") return;
         event.preventDefault();
         field.value = short(Math.max(0, Number(field.value) + (whole ? by : 0.1 * by)));
         changed(field);
@@ -58,7 +70,8 @@ $("forth").onclick = () => { stop(); moveTime(1); };
 $("ringback").onclick = () => { stop(); moveRound(-1); };
 $("ringforth").onclick = () => { stop(); moveRound(1); };
 $("time").oninput = () => {
-    const end = Math.max(shown.makespan, pinned ? beside().makespan : 0), at = Number($("time").value) / 1000 * end;
+    const end = Math.max(shown.makespan, pinned ? beside().makespan : 0);
+    const at = Number($("time").value) / 1000 * end;
     timeShown = at >= end ? null : at;
     stop();
     drawSchedule();
@@ -70,15 +83,15 @@ $("pinned").onmouseleave = () => hover();
 for (const [id, which] of [["timeline", () => shown], ["pinned", beside]]) {
     $(id).onclick = event => {
         const box = inBox($(id), which(), event);
-        if (box && performance.now() - dropped > 300) follow(box.micro);  // a drop ends with a click as well
+        // A drop ends with a click as well.
+        if (box && performance.now() - dropped > 300) follow(box.micro);
     };
 }
 
 // Follows a micro-batch of the schedule, or none.
 function follow(micro) {
-    const values = {...state.schedules, follow: micro === null || String(micro) === state.schedules.follow ? ""
-                                                                                                     : String(micro)};
-    return take("schedules", values);
+    const again = micro === null || String(micro) === state.schedules.follow;
+    return take("schedules", {...state.schedules, follow: again ? "" : String(micro)});
 }
 $("pin").onclick = () => {
     pinned = pinned ? null : shown;
@@ -94,12 +107,21 @@ $("timeline").onkeydown = event => {
     else if (act) event.preventDefault(), event.key !== " " && stop(), act();
 };
 $("ring").onkeydown = event => {
-    const act = {ArrowLeft: () => moveRound(-1), ArrowRight: () => moveRound(1), " ": play,
-                 Home: () => moveRound(-ringShown.rounds), End: () => moveRound(ringShown.rounds)}[event.key];
-    if (act) event.preventDefault(), event.key !== " " && stop(), act();
+    const act = {
+        ArrowLeft: () => moveRound(-1),
+        ArrowRight: () => moveRound(1),
+        " ": play,
+        Home: () => moveRound(-ringShown.rounds),
+        End: () => moveRound(ringShown.rounds),
+    }[event.key];
+    if (!act) return;
+    event.preventDefault();
+    if (event.key !== " ") stop();
+    act();
 };
 $("grid").onclick = event => {
-    const box = $("grid").getBoundingClientRect(), x = event.clientX - box.left, y = event.clientY - box.top;
+    const box = $("grid").getBoundingClientRect();
+    const x = event.clientX - box.left, y = event.clientY - box.top;
     for (const [key, rank] of laid.cells) {
         const [left, top] = laid.at.of(...key.split(",").map(Number));
         if (x < left || x >= left + laid.at.cell || y < top || y >= top + laid.at.cell) continue;
@@ -108,9 +130,17 @@ $("grid").onclick = event => {
     }
 };
 $("grid").onkeydown = event => {
-    const move = {ArrowLeft: [-1, 0, 0], ArrowRight: [1, 0, 0], ArrowUp: [0, 0, -1], ArrowDown: [0, 0, 1],
-                  PageUp: [0, -1, 0], PageDown: [0, 1, 0]}[event.key];
-    if (move) event.preventDefault(), moveRank(...move);
+    const move = {
+        ArrowLeft: [-1, 0, 0],
+        ArrowRight: [1, 0, 0],
+        ArrowUp: [0, 0, -1],
+        ArrowDown: [0, 0, 1],
+        PageUp: [0, -1, 0],
+        PageDown: [0, 1, 0],
+    }[event.key];
+    if (!move) return;
+    event.preventDefault();
+    moveRank(...move);
 };
 $("copy").onclick = async () => {
     try {

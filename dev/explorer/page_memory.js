@@ -1,4 +1,4 @@
-// ---- memory: a stage's buffers, and curves over the sizes -----------------------------------------------------------
+// ---- memory: a stage's buffers, and curves over the sizes ---------------------------------------
 
 let stageShown = null;  // whose buffers are listed; null: none
 
@@ -17,7 +17,8 @@ async function openStage(stage) {
     }
     if (laid !== r || stageShown !== stage) return;
     r.buffers = list;
-    const names = ["part", "buffer", "bytes", "of the stage"], total = stageBytes(r, r.stages[stage]);
+    const names = ["part", "buffer", "bytes", "of the stage"];
+    const total = stageBytes(r, r.stages[stage]);
     list.sort((a, b) => b.bytes - a.bytes);
     const most = narrow() ? 8 : 20, rows = list.slice(0, most).map(({arena, bytes, name}) => {
         const bar = document.createElement("i"), box = document.createElement("span");
@@ -28,19 +29,22 @@ async function openStage(stage) {
         return tableRow("td", [arena, name.replace("%zu", "*"), bytesText(bytes), box], names);
     });
     const rest = list.slice(most).reduce((sum, x) => sum + x.bytes, 0);
-    if (rest) rows.push(tableRow("td", ["", `${list.length - most} smaller ones`, bytesText(rest), ""], names));
+    const smaller = `${list.length - most} smaller ones`;
+    if (rest) rows.push(tableRow("td", ["", smaller, bytesText(rest), ""], names));
     const links = document.createElement("span"), file = sourceOf(r.values);
     for (const name of ["layout", "layout_acts"]) {
         links.append(name === "layout" ? "" : " and ",
                      sourceLink(`${name} (line ${LINES[file][name]})`, file, name));
     }
-    $("buffersnote").replaceChildren(`Stage ${stage}: the largest buffers of its first rank, by their names in ` +
-                                     `${file}, `, links, ". Those of one name are added up.");
+    $("buffersnote").replaceChildren(
+        `Stage ${stage}: the largest buffers of its first rank, by their names in ${file}, `,
+        links, ". Those of one name are added up.");
     $("buffers").replaceChildren(tableRow("th", names, [], "col"), ...rows);
 }
 
 $("bytes").onclick = event => {
-    const stage = Math.floor((event.clientY - $("bytes").getBoundingClientRect().top - bytesTop) / bytesRow(laid));
+    const top = $("bytes").getBoundingClientRect().top + bytesTop;
+    const stage = Math.floor((event.clientY - top) / bytesRow(laid));
     if (stage >= 0 && stage < laid.p) openStage(stage === stageShown ? null : stage);
 };
 $("bytes").onkeydown = event => {
@@ -67,7 +71,8 @@ async function fillCurves(r, current) {
             const values = {...r.values, ...suited(r.values, {[axis]: String(size)})};
             if (axis === "tensor" && size === 1) values.sp = "0";
             try {
-                const other = await askWhatIf("layout", {...layoutQuestion(values), rank: Infinity, node: 0});
+                const question = {...layoutQuestion(values), rank: Infinity, node: 0};
+                const other = await askWhatIf("layout", question);
                 if (!current()) return;
                 other.reserve = r.reserve;
                 curves.points[i].push([size, fullestOf(other)]);
@@ -86,18 +91,22 @@ function drawCurves() {
     const wide = !narrow(), width = wide ? Math.floor(roomFor(320) / 3) : roomFor(320), high = 150;
     const g = paper($("curves"), wide ? 3 * width : width, wide ? high : 3 * high);
     points.forEach((list, i) => {
-        const left = (wide ? i * width : 0) + 10, top = (wide ? 0 : i * high) + 38, right = left + width - 44;
+        const left = (wide ? i * width : 0) + 10, right = left + width - 44;
+        const top = (wide ? 0 : i * high) + 38;
         const bottom = top + high - 68, now = Number(r.values[AXES[i][0]]);
         const largest = Math.max(2, ...list.map(([size]) => size));
         const x = size => left + 14 + (right - left - 20) * Math.log2(size) / Math.log2(largest);
-        const y = bytes => bottom - (bottom - top) * Math.min(bytes / most, 1);  // what is more lies at the top
-        label(g, `${AXES[i][1]}, the others as they are`, left, top - 30, {size: 11, color: COLORS.muted});
+        // What is more lies at the top.
+        const y = bytes => bottom - (bottom - top) * Math.min(bytes / most, 1);
+        const title = `${AXES[i][1]}, the others as they are`;
+        label(g, title, left, top - 30, {size: 11, color: COLORS.muted});
         g.fillStyle = COLORS.border;
         g.fillRect(left, bottom, right - left, 1);
         if (r.memory <= most) {
             g.fillStyle = COLORS.orange;
             g.fillRect(left, y(r.memory), right - left + 30, 1.5);
-            label(g, bytesText(r.memory), right + 30, y(r.memory) - 8, {size: 11, color: COLORS.orange, align: "right"});
+            label(g, bytesText(r.memory), right + 30, y(r.memory) - 8,
+                  {size: 11, color: COLORS.orange, align: "right"});
         }
         g.strokeStyle = COLORS.violet;
         g.lineWidth = 2;
@@ -110,13 +119,17 @@ function drawCurves() {
             g.arc(x(size), y(bytes), size === now ? 5 : 3, 0, 2 * Math.PI);
             g.fill();
             if (size === now || Math.abs(x(size) - x(now)) > 18)
-                label(g, String(size), x(size), bottom + 11, {size: 11, align: "center", bold: size === now});
+                label(g, String(size), x(size), bottom + 11,
+                      {size: 11, align: "center", bold: size === now});
         }
         for (const [k, [size, bytes]] of list.entries())
             if (k === 0 || k === list.length - 1 || size === now)
                 label(g, bytesText(bytes), x(size) + (k ? 0 : 6), y(bytes) - 10,
                       {size: 11, align: k ? "center" : "left"});
     });
-    $("curves").setAttribute("aria-label", "bytes of the fullest stage: " + points.map((list, i) =>
-        `over ${AXES[i][1]} ` + list.map(([size, bytes]) => `${size}: ${bytesText(bytes)}`).join(", ")).join("; "));
+    const texts = points.map((list, i) => {
+        const sizes = list.map(([size, bytes]) => `${size}: ${bytesText(bytes)}`);
+        return `over ${AXES[i][1]} ${sizes.join(", ")}`;
+    });
+    $("curves").setAttribute("aria-label", "bytes of the fullest stage: " + texts.join("; "));
 }

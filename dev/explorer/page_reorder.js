@@ -1,10 +1,10 @@
-// ---- reordering a list ----------------------------------------------------------------------------------------------
+// ---- reordering a list --------------------------------------------------------------------------
 
-// The step in hand: its stage s, its place i in that stage's list, the place `to` where it would go. By the pointer
-// (from: where it went down) or by the keys.
+// The step in hand: its stage s, its place i in that stage's list, the place `to` where it would
+// go. By the pointer (from: where it went down) or by the keys.
 let hand = null, dropped = 0;
-const HINT = "A click on a box follows its micro-batch. Drag a box along its row, or press up or down and then Shift " +
-             "with left or right, to reorder its stage's list.";
+const HINT = "A click on a box follows its micro-batch. Drag a box along its row, or press up or " +
+             "down and then Shift with left or right, to reorder its stage's list.";
 
 // Shows the text on what is under the pointer, or the hint; a drop's verdict stands for a while.
 function hover(text) {
@@ -15,8 +15,9 @@ const crowdedRow = (r, s) => (r.first[s + 1] - r.first[s]) * 3 > axisRoom();
 
 // The steps of a stage that ran: the places of its boxes that are no messages.
 function stepCount(r, s) {
+    const isStep = at => r.marks[8 * at + 4] < 3;
     let count = 0;
-    while (r.first[s] + count < r.first[s + 1] && r.marks[8 * (r.first[s] + count) + 4] < 3) count++;
+    while (r.first[s] + count < r.first[s + 1] && isStep(r.first[s] + count)) count++;
     return count;
 }
 
@@ -27,32 +28,38 @@ const stepText = (r, s, i) => {
 
 // The fields of what is shown with one step moved, as a list.
 async function withMoved({s, i, to}, ask) {
-    const lines = (await ask("list", question(state.schedules))).split("\n"), steps = lines[s].split(" ");
+    const lines = (await ask("list", question(state.schedules))).split("\n");
+    const steps = lines[s].split(" ");
     steps.splice(to, 0, ...steps.splice(i, 1));
     lines[s] = steps.join(" ");
     return {...state.schedules, kind: "list", limit: "", list: lines.join("\n")};
 }
 
-const verdict = (r, before) => r.hangs || !r.proved ? r.sentence
-    : `cannot hang; the step takes ${short(r.makespan)}${r.makespan === before ? " as before"
-                                                                             : " instead of " + short(before)}`;
+function verdict(r, before) {
+    if (r.hangs || !r.proved) return r.sentence;
+    const change = r.makespan === before ? " as before" : " instead of " + short(before);
+    return `cannot hang; the step takes ${short(r.makespan)}${change}`;
+}
 
 // Says what the proof says of the place where the step in hand would go.
 async function sayProof() {
     const {s, i, to} = hand, r = shown, what = `Stage ${s}, ${stepText(r, s, i)} to place ${to}: `;
     let text;
     try {
-        text = verdict(await askProof("schedule", question(await withMoved(hand, askProof))), r.makespan);
+        const moved = question(await withMoved(hand, askProof));
+        text = verdict(await askProof("schedule", moved), r.makespan);
     } catch (e) {
         if (e.message === "superseded") return;
         text = "refused: " + e.message;
     }
-    if (hand && hand.s === s && hand.i === i && hand.to === to) $("under").textContent = what + text;
+    if (hand && hand.s === s && hand.i === i && hand.to === to)
+        $("under").textContent = what + text;
 }
 
 // Moves the step in hand for good. What is refused leaves the list as it was.
 async function drop({s, i, to}) {
-    const values = await withMoved({s, i, to}, askAside), what = stepText(shown, s, i), before = shown.makespan;
+    const values = await withMoved({s, i, to}, askAside);
+    const what = stepText(shown, s, i), before = shown.makespan;
     if (await take("schedules", values)) {
         $("under").textContent = `Stage ${s}, ${what} at place ${to}: ${verdict(shown, before)}`;
         return true;
@@ -101,8 +108,10 @@ $("timeline").onpointermove = event => {
     if (!hand.pulled) return;
     const {s, i} = hand, first = shown.first[s], t = timeAt($("timeline"), event);
     let to = 0;  // as many steps stand before it as have their middle to the left
-    for (let k = 0; k < stepCount(shown, s); k++)
-        to += Number(k !== i && (shown.times[4 * (first + k)] + shown.times[4 * (first + k) + 1]) / 2 < t);
+    for (let k = 0; k < stepCount(shown, s); k++) {
+        const at = 4 * (first + k), middle = (shown.times[at] + shown.times[at + 1]) / 2;
+        to += Number(k !== i && middle < t);
+    }
     if (to === hand.to) return;
     hand.to = to;
     drawSchedule();
@@ -124,11 +133,12 @@ $("timeline").onblur = () => { if (hand && hand.from === undefined) letGo(); };
 
 // Keys on the timeline that concern a step in hand. True if they do.
 function handKey(event) {
-    const r = shown, up = {ArrowUp: -1, ArrowDown: 1}[event.key], along = {ArrowLeft: -1, ArrowRight: 1}[event.key];
+    const r = shown, up = {ArrowUp: -1, ArrowDown: 1}[event.key];
+    const along = {ArrowLeft: -1, ArrowRight: 1}[event.key];
     if (hand && hand.from !== undefined) return event.key === "Escape" && (letGo(), true);
     if (up) {
-        const s = hand ? hand.s + up : up > 0 ? 0 : r.p - 1, now = hand ? r.times[4 * (r.first[hand.s] + hand.i)]
-                                                                        : timeShown === null ? 0 : timeShown;
+        const s = hand ? hand.s + up : up > 0 ? 0 : r.p - 1;
+        const now = hand ? r.times[4 * (r.first[hand.s] + hand.i)] : timeShown || 0;
         if (s < 0 || s >= r.p || crowdedRow(r, s) || !stepCount(r, s)) return true;
         let i = 0;  // the step that runs at that time
         while (i + 1 < stepCount(r, s) && r.times[4 * (r.first[s] + i + 1)] <= now + 1e-9) i++;
@@ -140,7 +150,8 @@ function handKey(event) {
             const {s, i} = hand;
             drop({s, i, to}).then(ok => {
                 const now = ok ? to : i;
-                hand = now < stepCount(shown, s) ? {s, i: now, to: now} : null;  // it may be one that does not begin
+                // It may be one that does not begin.
+                hand = now < stepCount(shown, s) ? {s, i: now, to: now} : null;
                 drawSchedule();
             });
             return true;
@@ -154,7 +165,7 @@ function handKey(event) {
         return true;
     } else return false;
     drawSchedule();
-    $("under").textContent = `Stage ${hand.s}, ${stepText(r, hand.s, hand.i)}, place ${hand.i}. Left and right ` +
-                             "choose, with Shift they move it, Enter follows it, Escape ends.";
+    $("under").textContent = `Stage ${hand.s}, ${stepText(r, hand.s, hand.i)}, place ${hand.i}. ` +
+        "Left and right choose, with Shift they move it, Enter follows it, Escape ends.";
     return true;
 }

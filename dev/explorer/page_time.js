@@ -1,38 +1,59 @@
-// ---- time -----------------------------------------------------------------------------------------------------------
+// ---- time ---------------------------------------------------------------------------------------
 
 // The planner's names of what the fields choose.
 const RECOMPUTES = ["none", "gelu", "layer"], ORDERS = ["tdp", "tpd", "dtp", "dpt", "ptd", "pdt"];
-const SHARED_FLAGS = {layers: "layers", heads: "heads", channels: "channels", seq: "seq", vocab: "vocab",
-                      global: "batch"};
-const LAYOUT_FLAGS = {tensor: "tensor", pipeline: "pipeline", data: "data", virtual: "virtual", micro: "micro-batch",
-                      recompute: "recompute", order: "order", sp: "sequence-parallel", zero: "zero"};
+const SHARED_FLAGS = {
+    layers: "layers",
+    heads: "heads",
+    channels: "channels",
+    seq: "seq",
+    vocab: "vocab",
+    global: "batch",
+};
+const LAYOUT_FLAGS = {
+    tensor: "tensor",
+    pipeline: "pipeline",
+    data: "data",
+    virtual: "virtual",
+    micro: "micro-batch",
+    recompute: "recompute",
+    order: "order",
+    sp: "sequence-parallel",
+    zero: "zero",
+};
 const DEFAULT_LIMIT = 2;  // of zb-auto, times p
 
-const gpusOf = values => ["tensor", "data", "pipeline"].reduce((product, name) => product * Number(values[name]), 1);
+const gpusOf = values => Number(values.tensor) * Number(values.data) * Number(values.pipeline);
 
-// The cluster file's constants as the planner's C reads them, with the fields that stand in for some.
+// The cluster file's constants as the planner's C reads them, with the fields that stand in for
+// some.
 function clusterText(values) {
     const constants = {...CLUSTERS[values.cluster]};
     if (values.node !== "") constants.gpus_per_node = Number(values.node);
     if (values.memory !== "") constants.memory = 1e9 * Number(values.memory);
-    return Object.entries(constants).map(([name, x]) => `${name} ${typeof x === "boolean" ? Number(x) : x}`).join(" ");
+    const texts = Object.entries(constants).map(([name, x]) =>
+        `${name} ${typeof x === "boolean" ? Number(x) : x}`);
+    return texts.join(" ");
 }
 
 function planFlags(values, names) {
-    return Object.entries(names).map(([field, flag]) => `--${flag} ${values[field].trim()}`).join(" ");
+    const texts = Object.entries(names).map(([field, flag]) => `--${flag} ${values[field].trim()}`);
+    return texts.join(" ");
 }
 
 // The model, the GPUs and the batch: the planner's question.
 function wishFlags(values) {
     const named = Object.hasOwn(LLAMAS, values.model) ? `--model ${values.model} ` : "";
-    return `${named}${planFlags(values, SHARED_FLAGS)} --cluster ${values.cluster} --gpus ${gpusOf(values)}`;
+    const shared = planFlags(values, SHARED_FLAGS);
+    return `${named}${shared} --cluster ${values.cluster} --gpus ${gpusOf(values)}`;
 }
 
 // One layout: the question with every choice made.
 function timeQuestion(values) {
     const schedule = values.schedule || (Number(values.virtual) > 1 ? "interleaved" : "1f1b");
+    const usual = DEFAULT_LIMIT * Number(values.pipeline);
     return {flags: `${wishFlags(values)} ${planFlags(values, LAYOUT_FLAGS)} --schedule ${schedule}`,
-            limit: values.limit === "" ? DEFAULT_LIMIT * Number(values.pipeline) : Number(values.limit)};
+            limit: values.limit === "" ? usual : Number(values.limit)};
 }
 
 function besideQuestion(now, changed) {
@@ -40,7 +61,8 @@ function besideQuestion(now, changed) {
 }
 
 const tokensOf = values => Number(values.global) * Number(values.seq);
-const secondsText = x => x >= 1 ? `${x.toFixed(3)} s` : `${(1000 * x).toFixed(x < 0.01 ? 3 : 1)} ms`;
+const secondsText = x => x >= 1 ? `${x.toFixed(3)} s`
+                                : `${(1000 * x).toFixed(x < 0.01 ? 3 : 1)} ms`;
 const COMMUNICATION = ["tensor", "pipeline", "data"];
 const exposed = row => COMMUNICATION.reduce((sum, name) => sum + row.parts[name], 0);
 const share = (row, x) => (100 * Math.max(0, x) / row.seconds).toFixed(1) + "%";
@@ -53,23 +75,26 @@ async function showTime(r) {
     timed = null;
     $("samebox").hidden = true;
     $("parttimes").parentElement.hidden = true;
-    if (v.precision !== "bf16") return facts("times", [["Step", "the cluster files' times are those of bf16"]]);
+    if (v.precision !== "bf16")
+        return facts("times", [["Step", "the cluster files' times are those of bf16"]]);
     facts("times", [["Step", "working..."]]);
     try {
         timed = await askTime("time", {cluster: clusterText(v), ...timeQuestion(v)});
     } catch (e) {
-        if (laid === r && e.message !== "superseded") facts("times", [["Step", "unknown: " + e.message]]);
+        if (laid === r && e.message !== "superseded")
+            facts("times", [["Step", "unknown: " + e.message]]);
         return;
     }
     const x = timed, fits = x.memory <= r.memory;
     facts("times", [
         ["Step", `${fits ? "" : "would take, if it did fit: "}${secondsText(x.seconds)}, ` +
-                 `${countText(tokensOf(v) / x.seconds)} tokens/s, MFU ${(100 * x.mfu).toFixed(1)}%`],
+                 `${countText(tokensOf(v) / x.seconds)} tokens/s, ` +
+                 `MFU ${(100 * x.mfu).toFixed(1)}%`],
         ["Exposed communication", `${share(x, exposed(x))} of the step: ` +
             COMMUNICATION.map(name => `${name} ${share(x, x.parts[name])}`).join(", ")],
         ["Idle", `${share(x, x.parts.idle)}, waiting for other stages`],
-        ["Where this is from", `the planner's simulation, with dev/clusters/${v.cluster}.json; shares of stage ` +
-                               `${x.slowest}, which computes most`]]);
+        ["Where this is from", `the planner's simulation, with dev/clusters/${v.cluster}.json; ` +
+                               `shares of stage ${x.slowest}, which computes most`]]);
     $("same").textContent = `build/tools/plan --light ${timeQuestion(v).flags}`;
     $("samebox").hidden = false;
     $("parttimes").parentElement.hidden = false;
@@ -78,8 +103,17 @@ async function showTime(r) {
 
 // One bar of the slowest stage's step; each part is named in it or, if it is narrow, below it.
 function drawTimeParts() {
-    const colors = {GEMM: "#2c5f9e", attention: "#1f7a5c", memory: "#5c7320", tensor: "#6b3fa0", pipeline: "#a83c15",
-                    data: "#a3345a", optimizer: "#35687a", host: "#56616d", idle: null};
+    const colors = {
+        GEMM: "#2c5f9e",
+        attention: "#1f7a5c",
+        memory: "#5c7320",
+        tensor: "#6b3fa0",
+        pipeline: "#a83c15",
+        data: "#a3345a",
+        optimizer: "#35687a",
+        host: "#56616d",
+        idle: null,
+    };
     const width = roomFor(320), high = 34, g = paper($("parttimes"), width, MARGIN.top + high + 26);
     const scale = (width - 4) / timed.seconds, hatch = hatching(g), y = MARGIN.top + high / 2;
     let x = 2, free = 2;
@@ -87,26 +121,31 @@ function drawTimeParts() {
         const wide = Math.max(0, seconds) * scale, text = `${name} ${share(timed, seconds)}`;
         g.fillStyle = colors[name] || hatch;
         g.fillRect(x, MARGIN.top, Math.max(0, wide - (wide > 3 ? 1 : 0)), high);
-        if (wide >= 6.4 * text.length + 8) {
-            if (!colors[name]) g.fillStyle = COLORS.ground, g.fillRect(x + wide / 2 - 3.3 * text.length, y - 8,
-                                                                       6.6 * text.length, 16);
-            label(g, text, x + wide / 2, y, {size: 12, align: "center", color: colors[name] ? "#fff" : COLORS.text});
+        const long = 6.4 * text.length, middle = x + wide / 2;
+        if (wide >= long + 8) {
+            const color = colors[name] ? "#fff" : COLORS.text;
+            if (!colors[name]) {
+                g.fillStyle = COLORS.ground;
+                g.fillRect(middle - 3.3 * text.length, y - 8, 6.6 * text.length, 16);
+            }
+            label(g, text, middle, y, {size: 12, align: "center", color});
         } else if (wide >= 1) {
             const at = Math.max(free, x);
-            if (at + 6.4 * text.length < width) {
+            if (at + long < width) {
                 g.fillStyle = COLORS.muted;
-                g.fillRect(x + wide / 2, MARGIN.top + high, 1, 5);
+                g.fillRect(middle, MARGIN.top + high, 1, 5);
                 label(g, text, at, MARGIN.top + high + 14, {size: 11, color: COLORS.muted});
-                free = at + 6.4 * text.length + 12;
+                free = at + long + 12;
             }
         }
         x += wide;
     }
-    $("parttimes").setAttribute("aria-label", "parts of a step: " + Object.entries(timed.parts).map(([name, seconds]) =>
-        `${name} ${share(timed, seconds)}`).join(", "));
+    const shares = Object.entries(timed.parts).map(([name, seconds]) =>
+        `${name} ${share(timed, seconds)}`);
+    $("parttimes").setAttribute("aria-label", "parts of a step: " + shares.join(", "));
 }
 
-// ---- the search -----------------------------------------------------------------------------------------------------
+// ---- the search ---------------------------------------------------------------------------------
 
 let searching = false, searchedFor = null, best = [];  // the question whose answer stands there
 
@@ -117,7 +156,8 @@ function showSearchOf(values) {
     askSearch.end();
     searchedFor = null;
     $("best").replaceChildren();
-    $("searched").textContent = `the ten fastest of all layouts of ${gpusOf(values)} GPUs that the trainers accept`;
+    $("searched").textContent =
+        `the ten fastest of all layouts of ${gpusOf(values)} GPUs that the trainers accept`;
 }
 
 async function search() {
@@ -132,8 +172,9 @@ async function search() {
     try {
         const {counts, rows} = await askSearch("search", {cluster: clusterText(values), flags},
                                                line => { $("searched").textContent = line; });
-        $("searched").textContent = `${counts}. It took ${((performance.now() - begin) / 1000).toFixed(1)} s. A ` +
-            `button loads its layout. In a terminal: build/tools/plan ${flags} (which also asks the trainers' clock)`;
+        const took = ((performance.now() - begin) / 1000).toFixed(1);
+        $("searched").textContent = `${counts}. It took ${took} s. A button loads its layout. In ` +
+            `a terminal: build/tools/plan ${flags} (which also asks the trainers' clock)`;
         showBest(rows, values);
         best = rows;
     } catch (e) {
@@ -146,9 +187,12 @@ async function search() {
 
 // The fields of a row of the planner's.
 function rowValues(row, values) {
-    return {...values, tensor: row.t, data: row.d, pipeline: row.p, virtual: row.v, micro: row.micro,
-            recompute: RECOMPUTES[row.recompute], order: ORDERS[row.order], sp: row.sp, zero: row.d > 1 ? row.zero : 1,
-            schedule: row.v > 1 || row.p === 1 ? "" : KINDS[row.schedule], limit: row.limit || ""};
+    return {
+        ...values, tensor: row.t, data: row.d, pipeline: row.p, virtual: row.v, micro: row.micro,
+        recompute: RECOMPUTES[row.recompute], order: ORDERS[row.order], sp: row.sp,
+        zero: row.d > 1 ? row.zero : 1, limit: row.limit || "",
+        schedule: row.v > 1 || row.p === 1 ? "" : KINDS[row.schedule],
+    };
 }
 
 function showBest(rows, values) {
@@ -158,13 +202,20 @@ function showBest(rows, values) {
         button.type = "button";
         button.textContent = name;
         button.onclick = () => {
-            const to = Object.fromEntries(Object.entries(rowValues(row, values)).map(([k, x]) => [k, String(x)]));
+            const fields = Object.entries(rowValues(row, values));
+            const to = Object.fromEntries(fields.map(([k, x]) => [k, String(x)]));
             take("layout", to);
         };
         const sharded = row.shard > 0;  // no fields here choose it
-        return tableRow("td", [sharded ? name + " (train_fsdp)" : button, secondsText(row.seconds),
-            countText(tokensOf(values) / row.seconds), (100 * row.mfu).toFixed(1) + "%", bytesText(row.memory), share(row, row.parts.idle),
-            share(row, exposed(row))], names);
+        return tableRow("td", [
+            sharded ? name + " (train_fsdp)" : button,
+            secondsText(row.seconds),
+            countText(tokensOf(values) / row.seconds),
+            (100 * row.mfu).toFixed(1) + "%",
+            bytesText(row.memory),
+            share(row, row.parts.idle),
+            share(row, exposed(row)),
+        ], names);
     }));
 }
 

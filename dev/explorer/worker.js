@@ -1,17 +1,26 @@
 "use strict";
-// worker.js: calls the C away from the page, which stays usable meanwhile. A question is {id, job, module, values}; the
-// answer is {id, result} or {id, refused}, before which there may be {id, progress}. The page ends a worker whose
-// question is no longer of interest.
+// worker.js: calls the C away from the page, which stays usable meanwhile. A question is {id, job,
+// module, values}; the answer is {id, result} or {id, refused}, before which there may be {id,
+// progress}. The page ends a worker whose question is no longer of interest.
 
 class Exit extends Error {}
 
 // A fresh program: its memory is empty, and is freed with the last reference.
 async function program(module) {
     const exit = code => { throw new Exit(String(code)); };
-    const math = Object.fromEntries(["pow", "cos", "exp", "log", "log2"].map(name => [name, Math[name]]));
-    const env = {...math, fmod: (x, y) => x % y, exit: exit, _exit: exit, page_seconds: () => performance.now() / 1000,
-                 tell_progress: () => postMessage({id: asking, progress: made.text(c.stderr_text).replace(
-                     /\r|\x1b\[K/g, "")})};
+    const progress = () => made.text(c.stderr_text).replace(/\r|\x1b\[K/g, "");
+    const env = {
+        pow: Math.pow,
+        cos: Math.cos,
+        exp: Math.exp,
+        log: Math.log,
+        log2: Math.log2,
+        fmod: (x, y) => x % y,
+        exit: exit,
+        _exit: exit,
+        page_seconds: () => performance.now() / 1000,
+        tell_progress: () => postMessage({id: asking, progress: progress()}),
+    };
     const c = (await WebAssembly.instantiate(module, {env})).exports;
     const made = {
         c: c,
@@ -31,7 +40,8 @@ async function program(module) {
             try {
                 return c[name](...args);
             } catch (e) {
-                if (!(e instanceof Exit)) throw new Error("this is too large for the page: " + e.message);
+                if (!(e instanceof Exit))
+                    throw new Error("this is too large for the page: " + e.message);
                 throw new Error(this.text(c.stderr_text).replace(/^error: /, "").trim());
             }
         },
@@ -42,13 +52,13 @@ async function program(module) {
 const kept = {};  // programs by their use, with what they hold
 let asking = 0;   // the question in work
 
-// ---- schedules and rings --------------------------------------------------------------------------------------------
+// ---- schedules and rings ------------------------------------------------------------------------
 
 async function runSchedule(q, module) {
     const c = kept.schedule = kept.schedule || await program(module);  // its memory is used again
     if (q.list !== undefined) c.write(c.c.schedule_text, q.list);
-    const code = c.call("schedule_run", q.kind, q.p, q.m, q.v, ...q.cost, q.transfer, q.layers, q.limit, q.buffers,
-                        q.one, q.lanes);
+    const code = c.call("schedule_run", q.kind, q.p, q.m, q.v, ...q.cost, q.transfer, q.layers,
+                        q.limit, q.buffers, q.one, q.lanes);
     if (code === 1) throw new Error(c.text(c.c.stderr_text));
     return c;
 }
@@ -56,8 +66,21 @@ async function runSchedule(q, module) {
 async function schedule(q, module) {
     const c = await runSchedule(q, module), at = c.c.schedule_result(), x = c.doubles(at, 12);
     const pointers = new Uint32Array(c.c.memory.buffer, at + 96, 5);
-    const r = {p: x[0], m: x[1], v: x[2], split: x[3], makespan: x[4], busy: x[5], bubble: x[6], formula: x[7],
-               proved: x[8], needs: x[9], limit: x[10], hangs: x[11], sentence: c.text(c.c.stderr_text)};
+    const r = {
+        p: x[0],
+        m: x[1],
+        v: x[2],
+        split: x[3],
+        makespan: x[4],
+        busy: x[5],
+        bubble: x[6],
+        formula: x[7],
+        proved: x[8],
+        needs: x[9],
+        limit: x[10],
+        hangs: x[11],
+        sentence: c.text(c.c.stderr_text),
+    };
     r.first = c.ints(pointers[1], r.p + 1).slice();
     r.boxes = c.c.memory.buffer.slice(pointers[0], pointers[0] + 32 * r.first[r.p]);
     r.flight = c.ints(pointers[2], r.p).slice();
@@ -90,12 +113,14 @@ async function ring(q, module) {
 
 // Of each step the work of every rank, and the rank of each cell.
 async function context(q, module) {
-    const c = await program(module), at = c.call("context_run", q.n, q.zigzag), bytes = 8 * 16 + 4 * 32 * 32;
+    const c = await program(module), at = c.call("context_run", q.n, q.zigzag);
+    const bytes = 8 * 16 + 4 * 32 * 32;
     const steps = Array.from({length: q.n}, (_, step) => at + step * bytes);
-    return {work: steps.map(x => [...c.doubles(x, q.n)]), ranks: steps.map(x => c.ints(x + 8 * 16, 32 * 32).slice())};
+    return {work: steps.map(x => [...c.doubles(x, q.n)]),
+            ranks: steps.map(x => c.ints(x + 8 * 16, 32 * 32).slice())};
 }
 
-// ---- layouts --------------------------------------------------------------------------------------------------------
+// ---- layouts ------------------------------------------------------------------------------------
 
 const GROUP_COUNT = 5, OP_COUNT = 6, SUMS = 4 * GROUP_COUNT * OP_COUNT, STAGES = 9 + 2 * SUMS;
 
@@ -117,7 +142,8 @@ async function runLayout(q, module) {
     kept.key = null;
     const c = await program(module);
     c.write(c.c.command_text, q.line);
-    const at = c.call("layout_run_" + q.precision, c.c.command_text.value, q.t, q.d, q.p, q.node, q.trainer);
+    const at = c.call("layout_run_" + q.precision, c.c.command_text.value, q.t, q.d, q.p, q.node,
+                      q.trainer);
     kept.layout = {c, at};
     kept.key = key;
     return kept.layout;
@@ -129,11 +155,23 @@ function rankOf({c}, q) {
 }
 
 async function layout(q, module) {
-    const run = await runLayout(q, module), {c, at} = run, x = c.doubles(at, STAGES + 6 * (q.p + 1)), stages = [];
-    const r = {micros: x[1], chunks: x[2], parameters: x[3], flops: x[4], reserve: x[5], counted: x[6], bubble: x[7],
-               formula: x[8], stages, all: sentOf(x.subarray(9))};
+    const run = await runLayout(q, module), {c, at} = run;
+    const x = c.doubles(at, STAGES + 6 * (q.p + 1)), stages = [];
+    const r = {
+        micros: x[1],
+        chunks: x[2],
+        parameters: x[3],
+        flops: x[4],
+        reserve: x[5],
+        counted: x[6],
+        bubble: x[7],
+        formula: x[8],
+        stages,
+        all: sentOf(x.subarray(9)),
+    };
     for (let s = 0; s < q.p; s++) stages.push(bytesOf(x.subarray(STAGES + 6 * (s + 1))));
-    r.places = Int32Array.from({length: q.t * q.d * q.p}, (_, rank) => c.call("layout_place_" + q.precision, rank));
+    r.places = Int32Array.from({length: q.t * q.d * q.p}, (_, rank) =>
+        c.call("layout_place_" + q.precision, rank));
     if (q.rank < r.places.length) r.chosen = rankOf(run, q);
     return r;
 }
@@ -150,15 +188,17 @@ async function buffers(q, module) {
 
 const rank = async (q, module) => rankOf(await runLayout(q, module), q);
 
-// ---- the planner ----------------------------------------------------------------------------------------------------
+// ---- the planner --------------------------------------------------------------------------------
 
-const PLAN_PARTS = ["GEMM", "attention", "memory", "tensor", "pipeline", "data", "optimizer", "host", "idle"];
-const PLAN_FIELDS = ["t", "d", "p", "v", "micro", "schedule", "limit", "recompute", "sp", "zero", "shard", "order",
-                     "seconds", "memory", "fullest", "mfu", "slowest"];
+const PLAN_PARTS = ["GEMM", "attention", "memory", "tensor", "pipeline", "data", "optimizer",
+                    "host", "idle"];
+const PLAN_FIELDS = ["t", "d", "p", "v", "micro", "schedule", "limit", "recompute", "sp", "zero",
+                     "shard", "order", "seconds", "memory", "fullest", "mfu", "slowest"];
 const PLAN_ROW = PLAN_FIELDS.length + PLAN_PARTS.length;
 
 function planRow(c, at) {
-    const x = c.doubles(at, PLAN_ROW), row = Object.fromEntries(PLAN_FIELDS.map((name, i) => [name, x[i]]));
+    const x = c.doubles(at, PLAN_ROW);
+    const row = Object.fromEntries(PLAN_FIELDS.map((name, i) => [name, x[i]]));
     row.parts = Object.fromEntries(PLAN_PARTS.map((name, i) => [name, x[PLAN_FIELDS.length + i]]));
     return row;
 }
@@ -195,7 +235,7 @@ async function search(q, module) {
     return {counts, rows};
 }
 
-// ---- questions ------------------------------------------------------------------------------------------------------
+// ---- questions ----------------------------------------------------------------------------------
 
 const JOBS = {schedule, list, ring, context, layout, rank, buffers, time, beside, search};
 onmessage = async ({data: {id, job, module, values}}) => {

@@ -16,9 +16,9 @@ if ! command -v "$clang" >/dev/null; then
     exit 2
 fi
 mkdir -p build/fuzz
-"$clang" -std=gnu11 -g -O1 -Wall -Wextra -I. -fsanitize=fuzzer,address,undefined,float-cast-overflow \
-    -fno-sanitize-recover=all -ffp-contract=off -o build/fuzz/fuzz dev/fuzz/fuzz.c -lcjson \
-        -lpcre2-8 -lm || exit 1
+"$clang" -std=gnu11 -g -O1 -Wall -Wextra -I. \
+    -fsanitize=fuzzer,address,undefined,float-cast-overflow -fno-sanitize-recover=all \
+    -ffp-contract=off -o build/fuzz/fuzz dev/fuzz/fuzz.c -lcjson -lpcre2-8 -lm || exit 1
 pattern=$(IFS='|'; echo "${*:-.}")
 mapfile -t targets < <(build/fuzz/fuzz | grep -E "^($pattern)")
 each=$((seconds / ${#targets[@]}))
@@ -29,9 +29,10 @@ for line in "${targets[@]}"; do
     corpus=build/fuzz/corpus/$name log=build/fuzz/$name.log
     mkdir -p "$corpus"
     FUZZ_TARGET=$name ASAN_OPTIONS=detect_leaks=$((1 - leaks)) \
-        build/fuzz/fuzz -max_total_time=$each -timeout=10 -rss_limit_mb=2048 -malloc_limit_mb=300 \
-        -max_len="$longest" -detect_leaks=$((1 - leaks)) -dict=dev/fuzz/words.dict -close_fd_mask=3 \
-        -print_final_stats=1 -artifact_prefix="build/fuzz/$name-" "$corpus" "dev/fuzz/corpus/$name" \
+        build/fuzz/fuzz -max_total_time=$each -timeout=10 -rss_limit_mb=2048 \
+        -malloc_limit_mb=300 -max_len="$longest" -detect_leaks=$((1 - leaks)) \
+        -dict=dev/fuzz/words.dict -close_fd_mask=3 -print_final_stats=1 \
+        -artifact_prefix="build/fuzz/$name-" "$corpus" "dev/fuzz/corpus/$name" \
         >"$log" 2>&1 </dev/null
     code=$?
     runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log" | tail -n 1)

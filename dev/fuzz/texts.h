@@ -9,7 +9,6 @@
 #include "dev/fuzz/files.h"
 #include "dev/scale/rows.h"
 #include "llmc/grid.h"
-#include "llmc/host/options_ranks.h"
 #include "llmc/pipeline_lists.h"
 
 // A command line, a word a line, of as many ranks as the first byte says.

@@ -22,9 +22,15 @@ for browser in chromium chromium-browser google-chrome; do
     profile=$(mktemp -d)
     {   # the page's load event, and so the picture, waits for the last curve
         cat doc/explorer.html
-        echo '<script>const hold = document.createElement("iframe"); document.body.append(hold); hold.hidden = true;'
-        echo 'hold.contentDocument.open(); setInterval(() => { if ($("curves").dataset.done) hold.remove(); }, 50);'
-        echo '</script>'
+        cat <<'END'
+<script>
+const hold = document.createElement("iframe");
+document.body.append(hold);
+hold.hidden = true;
+hold.contentDocument.open();
+setInterval(() => { if ($("curves").dataset.done) hold.remove(); }, 50);
+</script>
+END
     } >"$profile/page.html"
     $browser --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1280,1180 \
         --user-data-dir="$profile" --screenshot=$pictures/explorer.png \

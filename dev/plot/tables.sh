@@ -10,13 +10,15 @@ case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; 
 cd "$(dirname "$0")/../.." || exit 1
 
 quick=(tensor_bytes tensor_memory tensor_ratio schedule_memory pipeline_bytes data_bytes
-       lesson_data_bytes lesson_data_memory lesson_data_clock lesson_fsdp_bytes lesson_fsdp_memory lesson_fsdp_clock
+       lesson_data_bytes lesson_data_memory lesson_data_clock
+       lesson_fsdp_bytes lesson_fsdp_memory lesson_fsdp_clock
        lesson_moe_bytes lesson_moe_clock lesson_context_recompute lesson_context_longest
-       schedules schedules_norm refused bubbles study plan scale scale_bands scale_claims holmes holmes_plan cuda_lines
+       schedules schedules_norm refused bubbles study plan
+       scale scale_bands scale_claims holmes holmes_plan cuda_lines
        files pipeline_unrolled layouts_agree zero_memory tensor_calls tensor_reach schedules_drawn
        context_agrees context_balance llama_grid zb_steps)
-slow=(layouts main errors no_wait one_stream zero no_add swapped_sums expert_balance post_ln parallel_block bubbles_paper plan_table1 plan_clock plan_fsdp scale_trainers
-      cpu_speed)
+slow=(layouts main errors no_wait one_stream zero no_add swapped_sums expert_balance post_ln
+      parallel_block bubbles_paper plan_table1 plan_clock plan_fsdp scale_trainers cpu_speed)
 
 mode=${1:-check} build=${2:-build/cpu-fp32}
 shift $(($# < 2 ? $# : 2))
@@ -47,20 +49,25 @@ ranks() {
 dry() {
     ranks "$1" fp32 "$2" "--dry-run $3" || return 1
     awk '$3 == "MiB" && NF == 3 { mib[$1] = $2 }
-         END { print mib["weights"], mib["gradients"], mib["optimizer"], mib["activations"] }' "$dir/out"
+         END { print mib["weights"], mib["gradients"], mib["optimizer"], mib["activations"] }' \
+        "$dir/out"
 }
 
 # traffic COMMUNICATOR OPERATION: calls and bytes that all ranks together sent in the last run.
 traffic() {
-    awk -v comm="$1" -v op="$2:" '$1 == "traffic:" && $2 == comm && $7 == op { calls += $8; bytes += $10 }
-                                  END { printf "%d %d\n", calls, bytes }' "$dir/err"
+    awk -v comm="$1" -v op="$2:" '
+        $1 == "traffic:" && $2 == comm && $7 == op { calls += $8; bytes += $10 }
+        END { printf "%d %d\n", calls, bytes }' "$dir/err"
 }
 
 # 1234567 -> 1,234,567
 comma() { sed -E ':a; s/^([0-9]+)([0-9]{3})/\1,\2/; ta' <<<"$1"; }
 
-golden="--init dev/test/golden --train-data dev/test/golden/train.bin --global-batch 8 --steps 1 --val-every 0"
+golden_data="--train-data dev/test/golden/train.bin"
+golden="--init dev/test/golden $golden_data --global-batch 8 --steps 1 --val-every 0"
+narrow="--heads 2 --channels 64 --vocab 128 --seq 32 --micro-batch 1 $golden_data"
 large="--heads 16 --channels 1024 --vocab 50257 --seq 512"
+dgx="--simulate dev/clusters/dgx-a100.json"
 export NCCL_TRAFFIC=1
 
 # ---- the tables ----------------------------------------------------------------------------------
@@ -73,16 +80,18 @@ table_tensor_bytes() {
     local layers=$((4 * N * C * 4 * L * m)) ends=$((2 * N * C * 4 * m)) loss=$((3 * N * 4 * m))
     echo '| t = 2 | all-reduces a step | bytes a rank sends |'
     echo '|---|---|---|'
-    echo "| layers: 4 a layer and micro-batch, 8 N C (t-1)/t elements together | $((4 * L * m)) | $(comma $layers) |"
-    echo "| embedding (g) and head (f): 4 N C (t-1)/t elements a micro-batch | $((2 * m)) | $(comma $ends) |"
-    echo "| loss: maximum, then sum and target: 6 N (t-1)/t numbers a micro-batch | $((2 * m)) | $(comma $loss) |"
-    echo "| together, by formula | $((4 * L * m + 4 * m)) | $(comma $((layers + ends + loss))) |"
-    echo "| together, measured | $((calls / 2)) | $(comma $((bytes / 2))) |"
+    row() { echo "| $1 | $2 | $(comma "$3") |"; }
+    row 'layers: 4 a layer and micro-batch, 8 N C (t-1)/t elements together' $((4 * L * m)) $layers
+    row 'embedding (g) and head (f): 4 N C (t-1)/t elements a micro-batch' $((2 * m)) $ends
+    row 'loss: maximum, then sum and target: 6 N (t-1)/t numbers a micro-batch' $((2 * m)) $loss
+    row 'together, by formula' $((4 * L * m + 4 * m)) $((layers + ends + loss))
+    row 'together, measured' $((calls / 2)) $((bytes / 2))
 }
 
 table_tensor_memory() {
     local t sp all half flags row
-    echo '| t | weights | gradients | optimizer | activations of a layer | with sequence parallelism |'
+    echo '| t | weights | gradients | optimizer | activations of a layer' \
+        '| with sequence parallelism |'
     echo '|---|---|---|---|---|---|'
     for t in 1 2 4 8; do
         row=
@@ -133,7 +142,8 @@ table_schedule_memory() {
 # of it.
 table_pipeline_bytes() {
     local t p v m=8 calls bytes messages
-    echo '| t | p | v | m | messages a step: 2 m (p v - 1) | sends: t a message | bytes a send: 4 N C / t | measured |'
+    echo '| t | p | v | m | messages a step: 2 m (p v - 1) | sends: t a message' \
+        '| bytes a send: 4 N C / t | measured |'
     echo '|---|---|---|---|---|---|---|---|'
     while read -r t p v; do
         ranks $((t * p)) fp32 train_gpt_pp \
@@ -154,7 +164,8 @@ ROWS
 # Data parallelism: the bytes that a rank sends in a step of the golden model.
 table_data_bytes() {
     local precision zero scatter gather what
-    echo '| d = 4 | `--zero` | reduce-scatter of gradients | all-gather | together | bytes a parameter, over (d-1)/d |'
+    echo '| d = 4 | `--zero` | reduce-scatter of gradients | all-gather | together' \
+        '| bytes a parameter, over (d-1)/d |'
     echo '|---|---|---|---|---|---|'
     for precision in fp32 bf16; do
         for zero in 0 1; do
@@ -163,8 +174,10 @@ table_data_bytes() {
             read -r _ scatter < <(traffic data ncclReduceScatter)
             read -r _ gather < <(traffic data ncclAllGather)
             what=$([ $zero = 0 ] && echo 'gradients, fp32' || echo "weights, $precision")
-            echo "| $precision | $zero | $(comma $((scatter / 4))) | $(comma $((gather / 4))): $what |" \
-                "$(comma $(((scatter + gather) / 4))) | $((4 * (scatter + gather) / scatter)) |"
+            echo "| $precision | $zero | $(comma $((scatter / 4)))" \
+                "| $(comma $((gather / 4))): $what" \
+                "| $(comma $(((scatter + gather) / 4)))" \
+                "| $((4 * (scatter + gather) / scatter)) |"
         done
     done
 }
@@ -177,14 +190,15 @@ table_lesson_data_bytes() {
     echo '|---|---|---|---|---|---|'
     for d in 2 4 8; do
         for zero in 0 1; do
-            ranks "$d" bf16 train_data "--layers 2 --heads 2 --channels 64 --vocab 128 --seq 32 --micro-batch 1
-                --global-batch 8 --steps 1 --train-data dev/test/golden/train.bin --zero $zero" || return 1
+            ranks "$d" bf16 train_data \
+                "--layers 2 $narrow --global-batch 8 --steps 1 --zero $zero" || return 1
             read -r _ scatter < <(traffic data ncclReduceScatter)
             read -r _ gather < <(traffic data ncclAllGather)
             P=$(awk '$1 == "model" { print $(NF - 1) }' "$dir/out") after=$((zero ? 2 : 4))
-            awk -v d="$d" -v zero="$zero" -v P="$((P * d))" -v s="$scatter" -v g="$gather" -v after=$after 'BEGIN {
-                printf "| %d | %d | %.2f | %.2f | %.2f | (4 + %d)(d-1)/d = %.2f |\n", d, zero, s / P, g / P,
-                    (s + g) / P, after, (4 + after) * (d - 1) / d }'
+            awk -v d="$d" -v zero="$zero" -v P="$((P * d))" -v s="$scatter" -v g="$gather" \
+                -v after=$after 'BEGIN {
+                printf "| %d | %d | %.2f | %.2f | %.2f ", d, zero, s / P, g / P, (s + g) / P
+                printf "| (4 + %d)(d-1)/d = %.2f |\n", after, (4 + after) * (d - 1) / d }'
         done
     done
 }
@@ -202,8 +216,9 @@ table_lesson_data_memory() {
             awk -v d="$d" -v zero="$zero" '$1 == "model" { P = $(NF - 1) / 1048576 }
                 $3 == "MiB" && NF == 3 { mib[$1] = $2 / P }
                 END { w = mib["weights"]; g = mib["gradients"]; o = mib["optimizer"]
-                      printf "| %d | %d | %.2f | %.2f | %.2f | %.2f | 6 + 12%s = %.2f |\n", d, zero, w, g, o, w + g + o,
-                          zero ? "/d" : "", 6 + 12 / (zero ? d : 1) }' "$dir/out"
+                      printf "| %d | %d | %.2f | %.2f | %.2f ", d, zero, w, g, o
+                      printf "| %.2f | 6 + 12%s = %.2f |\n", w + g + o, zero ? "/d" : "",
+                          6 + 12 / (zero ? d : 1) }' "$dir/out"
         done
     done
 }
@@ -216,11 +231,12 @@ table_lesson_moe_bytes() {
     echo '|---|---|---|---|---|'
     for row in '2 1' '4 1' '4 2' '8 1' '8 2' '8 8'; do
         read -r e k <<<"$row"
-        ranks "$e" fp32 train_moe "--layers 2 --heads 2 --channels 64 --vocab 128 --seq 32 --micro-batch 1 --steps 1
-            --train-data dev/test/golden/train.bin --capacity 1 --top-k $k --expert-parallel $e" || return 1
+        ranks "$e" fp32 train_moe "--layers 2 $narrow --steps 1 --capacity 1 --top-k $k
+            --expert-parallel $e" || return 1
         read -r _ sent < <(traffic experts ncclSend)
-        awk -v e="$e" -v k="$k" -v s="$sent" 'BEGIN { printf "| %d | %d | %.0f | %.0f | %.0f |\n", e, k,
-            s / (4 * 2 * 32 * e), 4 * k * 64 * (e - 1) / e, 4 * e * 64 * (e - 1) / e }'
+        awk -v e="$e" -v k="$k" -v s="$sent" 'BEGIN {
+            printf "| %d | %d | %.0f | %.0f | %.0f |\n", e, k, s / (4 * 2 * 32 * e),
+                4 * k * 64 * (e - 1) / e, 4 * e * 64 * (e - 1) / e }'
     done
 }
 
@@ -230,16 +246,17 @@ table_lesson_moe_clock() {
     local k
     of_step() {  # of_step NAME COLUMN: the share of the time is in that column of rank 0's row
         awk -v name="$1" -v column="$2" '/^step .* TFLOP/ { ms = 1000 * $2 }
-            $1 == "0" && NF == 12 { printf "| %s | %.1f | %.1f |\n", name, ms, ms * $column / 100 }' "$dir/out"
+            $1 == "0" && NF == 12 {
+                printf "| %s | %.1f | %.1f |\n", name, ms, ms * $column / 100 }' "$dir/out"
     }
     echo '| | step, ms | of it between ranks of a layer |'
     echo '|---|---|---|'
     for k in 1 2 4 8; do
-        ranks 1 bf16 train_moe "--simulate dev/clusters/dgx-a100.json --ranks 8 --model d24 --seq 1024 --micro-batch 4
+        ranks 1 bf16 train_moe "$dgx --ranks 8 --model d24 --seq 1024 --micro-batch 4
             --capacity 1 --expert-parallel 8 --top-k $k" || return 1
         of_step "8 experts on e = 8, k = $k" 7
     done
-    ranks 1 bf16 train_gpt_tp "--simulate dev/clusters/dgx-a100.json --ranks 8 --tensor 8 --model d24 --seq 1024
+    ranks 1 bf16 train_gpt_tp "$dgx --ranks 8 --tensor 8 --model d24 --seq 1024
         --micro-batch 32" || return 1
     of_step 'one MLP on t = 8' 6
 }
@@ -254,9 +271,9 @@ table_lesson_data_clock() {
         row="| \`$flags\` |"
         for d in 8 64; do
             for m in 1 4; do
-                ranks 1 bf16 train_data "--simulate dev/clusters/dgx-a100.json --ranks $d --model d24 --seq 1024
+                ranks 1 bf16 train_data "$dgx --ranks $d --model d24 --seq 1024
                     --micro-batch 4 --global-batch $((4 * m * d)) $flags" || return 1
-                row="$row $(sed -n 's/^step \([0-9.]*\) s .*/\1/p' "$dir/out" | awk '{ printf "%.1f", 1000 * $1 }') |"
+                row="$row $(awk '/^step [0-9.]* s / { printf "%.1f", 1000 * $2 }' "$dir/out") |"
             done
         done
         echo "$row"
@@ -267,16 +284,16 @@ table_lesson_data_clock() {
 # embeddings of 2.5%.
 table_lesson_fsdp_bytes() {
     local d m shard scatter gather first_scatter first_gather P
-    echo '| d | m | `--shard` | reduce-scatter | all-gather | together | all layers gathered | 2 stay |'
+    echo '| d | m | `--shard` | reduce-scatter | all-gather | together' \
+        '| all layers gathered | 2 stay |'
     echo '|---|---|---|---|---|---|---|---|'
     for d in 2 4; do
         for m in 1 4; do
             for shard in 2 3; do
                 for steps in 1 2; do
                     first_scatter=${scatter:-0} first_gather=${gather:-0}
-                    ranks "$d" bf16 train_fsdp "--layers 8 --heads 2 --channels 64 --vocab 128 --seq 32 --micro-batch 1
-                        --global-batch $((d * m)) --steps $steps --train-data dev/test/golden/train.bin
-                        --shard $shard" || return 1
+                    ranks "$d" bf16 train_fsdp "--layers 8 $narrow --steps $steps
+                        --global-batch $((d * m)) --shard $shard" || return 1
                     read -r _ scatter < <(traffic data ncclReduceScatter)
                     read -r _ gather < <(traffic data ncclAllGather)
                 done
@@ -285,7 +302,8 @@ table_lesson_fsdp_bytes() {
                     s="$((scatter - first_scatter))" \
                     -v g="$((gather - first_gather))" 'BEGIN {
                     L = 8; part = (d - 1) / d
-                    printf "| %d | %d | %d | %.2f | %.2f | %.2f | %.2f | %.2f |\n", d, m, shard, s / P, g / P,
+                    printf "| %d | %d | %d | %.2f | %.2f ", d, m, shard, s / P, g / P
+                    printf "| %.2f | %.2f | %.2f |\n",
                         (s + g) / P, (4 * m + (shard == 2 ? 2 : 4 * m)) * part,
                         (4 * m + 2 * (shard == 2 ? 1 : (2 * m * (L - 2) + 2) / L)) * part }'
             done
@@ -301,15 +319,17 @@ table_lesson_fsdp_memory() {
     echo '|---|---|---|---|---|---|---|'
     for d in 2 4 8; do
         for shard in 2 3; do
-            ranks "$d" bf16 train_fsdp "--dry-run --model d24 --seq 1024 --micro-batch 1 --global-batch 8
-                --shard $shard" || return 1
+            ranks "$d" bf16 train_fsdp "--dry-run --model d24 --seq 1024 --micro-batch 1
+                --global-batch 8 --shard $shard" || return 1
             awk -v d="$d" -v shard="$shard" '$1 == "model" { P = $(NF - 1) / 1048576 }
                 $3 == "MiB" && NF == 3 { mib[$1] = $2 / P }
                 END { w = mib["weights"]; g = mib["gradients"]; o = mib["optimizer"]; C = 1024
-                      part = ((50304 + 1024) * C + 2 * C + 2 * (12 * C * C + 13 * C)) / (P * 1048576)
+                      gathered = (50304 + 1024) * C + 2 * C + 2 * (12 * C * C + 13 * C)
+                      part = gathered / (P * 1048576)
                       windows = shard == 2 ? 2 + 4 * part : 6 * part
-                      printf "| %d | %d | %.2f | %.2f | %.2f | %.2f | %.2f + %.2f = %.2f |\n", d, shard, w, g, o, w + g + o,
-                          18 / d, windows, 18 / d + windows }' "$dir/out"
+                      printf "| %d | %d | %.2f | %.2f | %.2f ", d, shard, w, g, o
+                      printf "| %.2f | %.2f + %.2f = %.2f |\n", w + g + o, 18 / d, windows,
+                          18 / d + windows }' "$dir/out"
         done
     done
 }
@@ -317,21 +337,23 @@ table_lesson_fsdp_memory() {
 # Tokens a second and GPU of train_fsdp, simulated.
 table_lesson_fsdp_clock() {
     local model gpus seq micro flags row layers
-    echo '| model | GPUs | tokens a GPU | `--shard 3` | `--shard 3 --overlap 0` | `--shard 2` | GiB, `--shard 3` |'
+    echo '| model | GPUs | tokens a GPU | `--shard 3` | `--shard 3 --overlap 0` | `--shard 2`' \
+        '| GiB, `--shard 3` |'
     echo '|---|---|---|---|---|---|---|'
     while read -r model gpus seq micro; do
         layers='--layers 32 --heads 32 --channels 4096'
         [ "$model" = 7B ] || layers='--layers 80 --heads 64 --channels 8192'
         row="| $model | $gpus | $((seq * micro)) |"
         for flags in '--shard 3' '--overlap 0' '--shard 2'; do
-            ranks 1 bf16 train_fsdp "--simulate dev/clusters/dgx-a100.json --ranks $gpus $layers --vocab 50368 --seq $seq
+            ranks 1 bf16 train_fsdp "$dgx --ranks $gpus $layers --vocab 50368 --seq $seq
                 --micro-batch $micro --recompute layer $flags" 2>/dev/null || {
                 grep -q 'does not fit' "$dir/err" && row="$row does not fit |" && continue
                 return 1
             }
             [ "$flags" != '--shard 3' ] ||
                 gib=$(awk '/^ *0 / { gib = $NF } END { print gib }' "$dir/out")
-            row="$row $(awk -v n="$gpus" '/^step [0-9.]* s/ { printf "%.0f", $5 / n }' "$dir/out") |"
+            row="$row $(awk -v n="$gpus" '/^step [0-9.]* s/ { printf "%.0f", $5 / n }' \
+                "$dir/out") |"
         done
         echo "$row $gib |"
     done <<'ROWS'
@@ -347,7 +369,7 @@ ROWS
 # long_run TRAINER HEADS FLAGS: a step of 4096 channels, or 33 heads of 128, on 8 GPUs, a sequence a
 # micro-batch; false if it does not fit.
 long_run() {
-    ranks 1 bf16 "$1" "--simulate dev/clusters/dgx-a100.json --ranks 8 --heads $2 --channels $((128 * $2)) --vocab 50304
+    ranks 1 bf16 "$1" "$dgx --ranks 8 --heads $2 --channels $((128 * $2)) --vocab 50304
         --micro-batch 1 --steps 1 $3" 2>/dev/null
 }
 
@@ -364,10 +386,11 @@ table_lesson_context_recompute() {
             seconds="$seconds $(awk '/^step [0-9.]* s/ { print $2 }' "$dir/out")"
             gib="$gib $(awk '$1 == 0 { gib = $NF } END { print gib }' "$dir/out")"
         done
-        awk -v tokens="$((seq / 1024))K" -v n="$((seq / 8192))K" -v s="$seconds" -v g="$gib" -v published="$published" '
+        awk -v tokens="$((seq / 1024))K" -v n="$((seq / 8192))K" -v s="$seconds" -v g="$gib" \
+            -v published="$published" '
             BEGIN { split(s, t, " "); split(g, m, " ")
-                    printf "| %s | %s | %.2f | %s | %.2f | %s | %.2f | %s |\n", tokens, n, t[1], m[1], t[2], m[2],
-                        t[1] / t[2], published }'
+                    printf "| %s | %s | %.2f | %s ", tokens, n, t[1], m[1]
+                    printf "| %.2f | %s | %.2f | %s |\n", t[2], m[2], t[1] / t[2], published }'
         seconds='' gib=''
     done <<'ROWS'
 32768 1.06
@@ -394,8 +417,10 @@ table_lesson_context_longest() {
         done
         long_run "$trainer" "$heads" "--layers 32 --seq $((4096 * least)) $flags" || return 1
         [ "$how" != 'one GPU' ] || base=$least
-        awk -v heads="$heads" -v how="$how" -v flags="$flags" -v least=$least -v base="$base" '/^step [0-9.]* s/ {
-            printf "| %s | %s | `%s` | %d | %.1f | %.0f |\n", heads, how, flags, 4 * least, least / base, $5 }' "$dir/out"
+        awk -v heads="$heads" -v how="$how" -v flags="$flags" -v least=$least -v base="$base" '
+            /^step [0-9.]* s/ {
+                printf "| %s | %s | `%s` | %d ", heads, how, flags, 4 * least
+                printf "| %.1f | %.0f |\n", least / base, $5 }' "$dir/out"
     done <<'ROWS'
 32|one GPU|train_context|--recompute layer
 32|8 tensor ranks|train_gpt_3d|--tensor 8 --sequence-parallel 1 --recompute layer
@@ -416,7 +441,9 @@ table_schedules_norm() {
     build/tools/schedule --table --forward 1.11 --backward 1.28 >"$dir/out" || return 1
     echo '| p | m | zb-auto, 2p | ZB-H2 formula |'
     echo '|---|---|---|---|'
-    awk -F' *[|] *' '/^The stage that takes longest/ { on = 1 } on && $2 ~ /^[0-9]+$/ && $3 >= 2 * $2 {
+    awk -F' *[|] *' '
+        /^The stage that takes longest/ { on = 1 }
+        on && $2 ~ /^[0-9]+$/ && $3 >= 2 * $2 {
         formula = 100 * ($2 - 1) * (1.11 + 1.28 - 2) / ($3 * (1.11 + 1.28 + 1))
         printf "| %d | %d | %s | %.2f |\n", $2, $3, $(NF - 1), formula
     }' "$dir/out"
@@ -456,8 +483,8 @@ table_layouts() {
     echo '| t x d x p | flags | weights | gradients | optimizer | activations | together |'
     echo '|---|---|---|---|---|---|---|'
     while read -r t d p flags; do
-        ranks 8 bf16 train_gpt_3d "--dry-run --model d24 --seq 1024 --global-batch 64 --micro-batch 4 --tensor $t \
-            --data $d --pipeline $p $flags" || return 1
+        ranks 8 bf16 train_gpt_3d "--dry-run --model d24 --seq 1024 --global-batch 64
+            --micro-batch 4 --tensor $t --data $d --pipeline $p $flags" || return 1
         awk -v name="$t x $d x $p | $flags" '/^MiB per rank/ { on = 1; next } on && NF == 5 {
                 sum = $2 + $3 + $4 + $5
                 if (sum > most) { most = sum; for (i = 2; i <= 5; i++) gib[i] = $i / 1024 }
@@ -485,8 +512,8 @@ fenced() { printf '```\n%s\n```\n' "$(cat)"; }
 # The run of `make train`, as it printed it.
 table_main() {
     awk '/^step +2\/500/ { print "..." } /^step +[0-9]+\/500/ && !/^step +(0|1|500)\/500/ { next }
-         /^(device|model|batch|[0-9]+ ranks|stage|    [0-9 ]*[0-9]$|step|checkpoint|log|trace)/ && !/MiB/' \
-        build/out/console.txt | fenced
+         /^(device|model|batch|[0-9]+ ranks|stage|    [0-9 ]*[0-9]$|step|checkpoint|log|trace)/ &&
+             !/MiB/' build/out/console.txt | fenced
 }
 
 # Worst gradient tensor of some layouts against the reference, from the log of test_gpt.
@@ -494,7 +521,8 @@ table_errors() {
     local log=build/test-logs/test_gpt_fp32.log bound layout
     [ -f $log ] || { mkdir -p build/test-logs && "$build/test_gpt" "$build" layouts >$log; }
     bound=$(sed -n 's/.*With 4 layers \([^,]*\),.*/\1/p' $log | head -n 1)
-    echo '| t x d x p of micro-batches of 1 | worst tensor | error | one rank, same tensor | bound |'
+    echo '| t x d x p of micro-batches of 1 | worst tensor | error | one rank, same tensor' \
+        '| bound |'
     echo '|---|---|---|---|---|'
     while read -r layout; do
         awk -v layout="$layout" -v bound="$bound" '/^ok / {
@@ -525,32 +553,50 @@ table_study() { build/tools/study --table dev/scale/rows_a100.csv; }
 groups() {
     sed -n "/^$1/,/^\$/p" |
         awk -v title="$1" -v columns="$2" '
-            function row(first) { line = "| " first; for (i = NF - columns + 1; i <= NF; i++) line = line " | " $i
-                                  print line " |" }
-            index($0, title) == 1 { sub(/held out/, "held-out"); sub(/at most/, "at-most"); row(title)
-                                    line = "|"; for (i = 0; i <= columns; i++) line = line "---|"; print line; next }
-            NF > columns { name = $0; for (i = 0; i < columns; i++) sub(/ +[^ ]+$/, "", name); row(name) }'
+            function row(first) {
+                line = "| " first
+                for (i = NF - columns + 1; i <= NF; i++) line = line " | " $i
+                print line " |"
+            }
+            index($0, title) == 1 {
+                sub(/held out/, "held-out")
+                sub(/at most/, "at-most")
+                row(title)
+                line = "|"
+                for (i = 0; i <= columns; i++) line = line "---|"
+                print line
+                next
+            }
+            NF > columns {
+                name = $0
+                for (i = 0; i < columns; i++) sub(/ +[^ ]+$/, "", name)
+                row(name)
+            }'
 }
 table_scale() { make -s scale 2>/dev/null | groups 'mean absolute error, %' 8; }
 table_scale_bands() { make -s scale 2>/dev/null | groups 'published over predicted, %' 4; }
 # Tokens a second and GPU of the runs about which predictions were made: published, and predicted
 # for two networks.
 table_scale_claims() {
-    local clusters='dev/clusters/foundry-a100-40.json:claim-a100-40 dev/clusters/foundry-a100-80.json:claim-a100-80'
+    local clusters='dev/clusters/foundry-a100-40.json:claim-a100-40
+        dev/clusters/foundry-a100-80.json:claim-a100-80'
     # shellcheck disable=SC2086
     build/tools/scale --csv "$dir/all" dev/scale/rows_claims.csv $clusters >/dev/null 2>&1 &&
         build/tools/scale --set nic_collective_bandwidth=3.125e9 --csv "$dir/one" \
             dev/scale/rows_claims.csv $clusters \
             >/dev/null 2>&1 || return 1
-    echo '| model | device | GPUs | tokens a GPU | published | predicted | predicted, 25 GB/s a node |'
+    echo '| model | device | GPUs | tokens a GPU | published | predicted' \
+        '| predicted, 25 GB/s a node |'
     echo '|---|---|---|---|---|---|---|'
     awk -F, 'FNR == 1 { file++; next }
-        file == 1 { rate[$1] = $8 * $6 / $3; model[$1] = $18; tokens[$1] = $6 * $9; gpus[$1] = $3; device[$1] = $17 }
+        file == 1 { rate[$1] = $8 * $6 / $3; tokens[$1] = $6 * $9 }
+        file == 1 { model[$1] = $18; device[$1] = $17; gpus[$1] = $3 }
         file > 1 { gsub(/"/, "", $1); step[file, $1] = $4 }
         file == 2 { order[++n] = $1; published[$1] = $5 }
         END { for (i = 1; i <= n; i++) { id = order[i]
-                  printf "| %s | %s | %d | %d | %.0f | %.0f | %.0f |\n", model[id], device[id], gpus[id], tokens[id],
-                         rate[id] / published[id], rate[id] / step[2, id], rate[id] / step[3, id] } }' \
+                  printf "| %s | %s | %d | %d ", model[id], device[id], gpus[id], tokens[id]
+                  printf "| %.0f | %.0f | %.0f |\n", rate[id] / published[id],
+                         rate[id] / step[2, id], rate[id] / step[3, id] } }' \
         dev/scale/rows_claims.csv "$dir/all" "$dir/one"
 }
 table_scale_trainers() {
@@ -590,25 +636,35 @@ table_plan_clock() {
 # The best layouts with FSDP and without.
 table_plan_fsdp() {
     local model cluster gpus batch flags
-    echo '| model | cluster | GPUs | batch | best without FSDP | step s | best with FSDP | step s | FSDP takes |'
+    echo '| model | cluster | GPUs | batch | best without FSDP | step s | best with FSDP | step s' \
+        '| FSDP takes |'
     echo '|---|---|---|---|---|---|---|---|---|'
     while read -r model cluster gpus batch; do
         for flags in 0 2 3; do
             build/tools/plan --model "$model" --cluster "$cluster" --gpus "$gpus" --batch "$batch" \
-                --shard $flags --light \
-                --json 2>/dev/null | awk -F'\t' -v shard=$flags '$(NF - 1) == "\"flags\":" && !f { f = $NF }
+                --shard $flags --light --json 2>/dev/null |
+                awk -F'\t' '
+                    $(NF - 1) == "\"flags\":" && !f { f = $NF }
                     $(NF - 1) == "\"step_seconds\":" && !s { s = $NF }
-                    END { gsub(/[",]/, "", f); gsub(/--/, "", f); gsub(/data [0-9]+ |shard [23] /, "", f)
-                          gsub(/ schedule/, "", f); gsub(/ zero [01]/, "", f); gsub(/micro-batch/, "b", f)
-                          gsub(/tensor/, "t", f); gsub(/pipeline/, "p", f); gsub(/virtual/, "v", f)
-                          gsub(/ sequence-parallel 1/, ", sp", f); gsub(/ recompute/, ", recompute", f)
+                    END { gsub(/[",]/, "", f)
+                          gsub(/--/, "", f)
+                          gsub(/data [0-9]+ |shard [23] /, "", f)
+                          gsub(/ schedule/, "", f)
+                          gsub(/ zero [01]/, "", f)
+                          gsub(/micro-batch/, "b", f)
+                          gsub(/tensor/, "t", f)
+                          gsub(/pipeline/, "p", f)
+                          gsub(/virtual/, "v", f)
+                          gsub(/ sequence-parallel 1/, ", sp", f)
+                          gsub(/ recompute/, ", recompute", f)
                           gsub(/ max-in-flight [0-9]+/, "", f)
                           print s + 0 "\t" (s ? f : "none") }'
         done | awk -F'\t' -v name="$model | $cluster | $gpus | $batch" '
             { s[NR] = $1; f[NR] = (NR > 1 && $1 ? NR ": " : "") $2 }
             END { k = s[2] && (!s[3] || s[2] <= s[3]) ? 2 : 3
                   printf "| %s | %s | %.2f | %s | %s | %s |\n", name, f[1], s[1], f[k],
-                         s[k] ? sprintf("%.2f", s[k]) : "-", s[k] ? sprintf("%+.1f%%", 100 * (s[k] / s[1] - 1)) : "-" }'
+                         s[k] ? sprintf("%.2f", s[k]) : "-",
+                         s[k] ? sprintf("%+.1f%%", 100 * (s[k] / s[1] - 1)) : "-" }'
     done <<'ROWS'
 ptdp-7.5b dgx-a100 64 512
 ptdp-7.5b dgx-a100 64 64
@@ -626,8 +682,10 @@ ROWS
 # Megatron in 2021.
 table_plan_table1() {
     local model gpus batch t p v b schedule
-    local plan='build/tools/plan --cluster selene-2021 --recompute layer --sequence-parallel 0 --zero 0 --light --json'
-    echo '| model | GPUs | published t, p, v, b | step s | best t, p, v, b | step s | published takes |'
+    local plan='build/tools/plan --cluster selene-2021 --recompute layer --sequence-parallel 0
+        --zero 0 --light --json'
+    echo '| model | GPUs | published t, p, v, b | step s | best t, p, v, b | step s' \
+        '| published takes |'
     echo '|---|---|---|---|---|---|---|'
     while read -r model gpus batch t p v b; do
         schedule=1f1b
@@ -644,8 +702,9 @@ table_plan_table1() {
             key == "\"virtual\":" && !seen { v[file] = value }
             key == "\"micro_batch\":" && !seen { b[file] = value }
             key == "\"step_seconds\":" && !seen { s[file] = value; seen = 1 }
-            END { printf "| %s | %d | %s | %.2f | %d, %d, %d, %d | %.2f | %+.1f%% |\n", name, gpus, layout, s[2],
-                         t[1], p[1], v[1], b[1], s[1], 100 * (s[2] / s[1] - 1) }' "$dir/best" "$dir/published"
+            END { printf "| %s | %d | %s | %.2f ", name, gpus, layout, s[2]
+                  printf "| %d, %d, %d, %d | %.2f ", t[1], p[1], v[1], b[1], s[1]
+                  printf "| %+.1f%% |\n", 100 * (s[2] / s[1] - 1) }' "$dir/best" "$dir/published"
     done <<'ROWS'
 ptdp-1.7b 32 512 1 1 1 16
 ptdp-3.6b 64 512 2 1 1 16
@@ -687,7 +746,8 @@ commands() {
 printed() {
     mkdir -p build
     commands "$1" | grep -vE '^(make|sed -i|git checkout) ' |
-        sed "s|mpirun --oversubscribe|$launch|; s|build/cpu-fp32/|$build/|; s|build/cpu-bf16/|${build/fp32/bf16}/|" >"$dir/run.sh"
+        sed "s|mpirun --oversubscribe|$launch|; s|build/cpu-fp32/|$build/|
+             s|build/cpu-bf16/|${build/fp32/bf16}/|" >"$dir/run.sh"
     [ -s "$dir/run.sh" ] && bash "$dir/run.sh" </dev/null >"$dir/run.out" 2>"$dir/run.err" ||
         return 1
     fenced <"$dir/run.out"
@@ -709,7 +769,8 @@ int main(void) {
     l.counts[0] = pipeline_steps(P, M, V, warmup, l.steps[0]);
     size_t slot[2 * TOTAL], n = 0;
     pipeline_slots(&l, 0, slot);
-    puts("| i | forward f | its micro-batch, chunk, slot | backward b | its micro-batch, chunk, slot |\n|---|---|---|---|---|");
+    puts("| i | forward f | its micro-batch, chunk, slot "
+         "| backward b | its micro-batch, chunk, slot |\n|---|---|---|---|---|");
     for (int i = 0; i < TOTAL + warmup; i++) {
         printf("| %d |", i);
         for (int kind = STEP_FORWARD; kind <= STEP_BACKWARD; kind++) {
@@ -730,18 +791,23 @@ END
 # Lines and tokens (names, numbers, texts, operators outside comments) of each trainer, and the
 # lines of its diff.
 table_files() {
-    local file parent \
-        token='"(\\.|[^"\\])*"|'"'(\\\\.|[^'\\\\])*'"'|[A-Za-z_][A-Za-z0-9_]*|[0-9][A-Za-z0-9_.]*|[^[:space:]]'
+    local file parent changes
+    local names='[A-Za-z_][A-Za-z0-9_]*|[0-9][A-Za-z0-9_.]*'
+    local token='"(\\.|[^"\\])*"|'"'(\\\\.|[^'\\\\])*'|$names|[^[:space:]]"
     echo '| file | lines | tokens | its diff | lines of it |'
     echo '|---|--:|--:|---|--:|'
     for file in train_gpt.cu train_gpt_{tp,pp,3d}.cu \
         dev/lessons/train_{data,fsdp,context,moe,llama,zero_bubble}.cu; do
         parent=$(sed -n '2s,^// parent: ,,p' "$file")
         [[ $file == train_gpt_*.cu ]] && parent=${PARENTS[$file]}
+        changes=
+        if [ -n "$parent" ]; then
+            diff "$parent" "$file" >"$dir/diff"
+            changes="+$(grep -c '^>' "$dir/diff") -$(grep -c '^<' "$dir/diff")"
+        fi
         printf '| [%s](%s) | %s | %s | %s | %s |\n' "${file##*/}" "$file" "$(wc -l <"$file")" \
             "$(comma "$(sed 's,//.*,,' "$file" | grep -oE "$token" | wc -l)")" \
-                "${parent:+to ${parent##*/}}" \
-            "${parent:++$(diff "$parent" "$file" | grep -c '^>') -$(diff "$parent" "$file" | grep -c '^<')}"
+            "${parent:+to ${parent##*/}}" "$changes"
     done
 }
 declare -A PARENTS=([train_gpt_tp.cu]=train_gpt.cu [train_gpt_pp.cu]=train_gpt_tp.cu \
@@ -770,7 +836,8 @@ for name in "${names[@]}"; do
         echo "ok   table $name of $page"
         passed=$((passed + 1))
     else
-        echo "FAIL table $name of $page: < is written there, > is what the command gives (make doc writes it)"
+        echo "FAIL table $name of $page: < is written there, > is what the command gives" \
+            "(make doc writes it)"
         cat "$dir/diff"
         failed=$((failed + 1))
     fi

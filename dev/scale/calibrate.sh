@@ -32,10 +32,15 @@ train() {  # train PROGRAMS LAYERS HEADS CHANNELS SEQ MICRO_BATCH STEPS FLAGS...
 classes() {
     awk '/^[a-z]/ && match($0, / [0-9]+ +[0-9.]+ +[0-9.]+%/) {
         split(substr($0, RSTART), row)  # calls, ms, share, GB/s, TFLOP/s, the share of the roof
-        class = $1 == "matrix" ? "gemm" : $1 ~ /attention_forward/ ? "flash_forward" : $1 ~ /attention_backward/ ? \
-            "flash_backward" : $1 ~ /gelu/ ? "softmax" : $1 ~ /layernorm_forward/ ? "layernorm_forward" : \
-            $1 ~ /layernorm_backward/ ? "layernorm_backward" : $1 ~ /adamw|global_norm/ ? "optimizer" : \
-            $1 ~ /classifier/ ? "classifier" : "elementwise"
+        class = "elementwise"
+        if ($1 == "matrix") class = "gemm"
+        else if ($1 ~ /attention_forward/) class = "flash_forward"
+        else if ($1 ~ /attention_backward/) class = "flash_backward"
+        else if ($1 ~ /gelu/) class = "softmax"
+        else if ($1 ~ /layernorm_forward/) class = "layernorm_forward"
+        else if ($1 ~ /layernorm_backward/) class = "layernorm_backward"
+        else if ($1 ~ /adamw|global_norm/) class = "optimizer"
+        else if ($1 ~ /classifier/) class = "classifier"
         calls[class] += row[1]; seconds[class] += row[2] / 1e3
         gb[class] += row[4] * row[2] / 1e3; gflop[class] += row[5] * row[2]
     } END { for (c in calls) print c, calls[c], seconds[c], gb[c], gflop[c] }' "$1"
@@ -72,11 +77,14 @@ if [ -z "$check" ]; then
     done < <(awk 'FNR == NR { n[$1] = $2; t[$1] = $3; f[$1] = $5; next }
         { N[$1] = $2; T[$1] = $3; B[$1] = $4; F[$1] = $5 }
         END {
-            rate = (F["gemm"] / N["gemm"] - f["gemm"] / n["gemm"]) / (T["gemm"] / N["gemm"] - t["gemm"] / n["gemm"])
+            flops = F["gemm"] / N["gemm"] - f["gemm"] / n["gemm"]
+            rate = flops / (T["gemm"] / N["gemm"] - t["gemm"] / n["gemm"])
             start = t["gemm"] / n["gemm"] - f["gemm"] / n["gemm"] / rate
-            printf "peak_bf16 %.4g\npeak_fp32 %.4g\ngemm_start %.3g\n", 1e9 * rate, 1e9 * rate, (start > 0 ? start : 0)
+            printf "peak_bf16 %.4g\npeak_fp32 %.4g\n", 1e9 * rate, 1e9 * rate
+            printf "gemm_start %.3g\n", (start > 0 ? start : 0)
             memory = B["elementwise"] / T["elementwise"]
-            printf "hbm_bandwidth %.4g\nelementwise_efficiency 0.25\n", 1e9 * memory * 4  # others are faster
+            printf "hbm_bandwidth %.4g\n", 1e9 * memory * 4  # others are faster
+            print "elementwise_efficiency 0.25"
             split("layernorm_forward layernorm_backward softmax", classes, " ")
             for (i in classes) {
                 c = classes[i]
@@ -110,11 +118,12 @@ printf '%-44s %10s %10s %8s\n' 'layers heads channels seq micro-batch' measured 
 worst=0
 while read -r shape; do
     # shellcheck disable=SC2086
-    measured=$(train "$folder" $shape 9 | awk '/^step/ { for (i = 1; i < NF; i++) if ($(i + 1) == "ms") print $i }' | tail -n +2 |
-        sort -n | sed -n 4p)
+    measured=$(train "$folder" $shape 9 | awk '
+        /^step/ { for (i = 1; i < NF; i++) if ($(i + 1) == "ms") print $i }' |
+        tail -n +2 | sort -n | sed -n 4p)
     # shellcheck disable=SC2086
-    predicted=$(train "$folder" $shape 2 --virtual-time "$cluster" | awk '/^step 2/ { for (i = 1; i < NF; i++) if ($(i + 1) == "ms") \
-        print $i }')
+    predicted=$(train "$folder" $shape 2 --virtual-time "$cluster" | awk '
+        /^step 2/ { for (i = 1; i < NF; i++) if ($(i + 1) == "ms") print $i }')
     awk -v s="$shape" -v a="$measured" -v b="$predicted" \
         'BEGIN { printf "%-44s %7.1f ms %7.1f ms %+6.1f %%\n", s, a, b, 100 * (b / a - 1) }'
     worst=$(awk -v w="$worst" -v a="$measured" -v b="$predicted" \

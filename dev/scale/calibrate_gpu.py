@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""calibrate_gpu.py NAME BENCH.jsonl BASE.json [KEY VALUE SOURCE]...: prints a cluster file whose device is the GPU on
-which `make bench` wrote BENCH.jsonl. Only the rows of llmc's own kernels in bf16 count. Constants that no row measures
-(links, attention without flash, the host) are BASE's with their sources, or those of the last arguments.
+"""calibrate_gpu.py NAME BENCH.jsonl BASE.json [KEY VALUE SOURCE]...: prints a cluster file whose
+device is the GPU on which `make bench` wrote BENCH.jsonl. Only the rows of llmc's own kernels in
+bf16 count. Constants that no row measures (links, attention without flash, the host) are BASE's
+with their sources, or those of the last arguments.
 
-`make calibrate DEVICE=cuda` runs it. dev/clusters/h200-1.json is its output for dev/results/h200-2026-11-27-bench.jsonl,
-and dev/test/run_calibrate.sh makes it again.
+`make calibrate DEVICE=cuda` runs it. dev/clusters/h200-1.json is its output for
+dev/results/h200-2026-11-27-bench.jsonl, and dev/test/run_calibrate.sh makes it again.
 """
 
 import sys
@@ -59,7 +60,8 @@ class Rows:
 
 
 def products(rows):
-    """[(M, N, K, seconds)] of the timed products whose text has a shape, and of the product that measures the peak."""
+    """[(M, N, K, seconds)] of the timed products whose text has a shape, and of the product that
+    measures the peak."""
     found = [(8192, 8192, 8192, 2 * 8192 ** 3 / (1e12 * rows.median('peak_tflop_per_s')))]
     for row in rows.of('matmul forward', 'matmul backward input', 'matmul backward weight'):
         shape = re.search(r'(\d+) x (\d+) x (\d+)', row['kernel'])
@@ -73,7 +75,8 @@ def products(rows):
 
 
 def gemm_seconds(h, bandwidth, m, n, k):
-    """The law of llmc/sim/cost.h in bf16, at gemm_efficiency 1 and gemm_sustained 1, less the start."""
+    """The law of llmc/sim/cost.h in bf16, at gemm_efficiency 1 and gemm_sustained 1, less the
+    start."""
     rate = h['peak_bf16']['value'] / h['sms']['value']
     wave, depth = h['gemm_wave']['value'], h['gemm_depth']['value']
     best = math.inf

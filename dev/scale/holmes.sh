@@ -25,7 +25,8 @@ predict ours '' ''
 predict ethernet 's/2.8e9/5.6e9/' ''
 predict batch '' 's/,768,/,1536,/'
 sed 's/"[0-9,]*",/-,/' dev/scale/rows_holmes.csv >"$dir/rows"
-echo '| model | GPUs | network | published TFLOP/s | ours | off | Ethernet of 50 Gbit/s | batch of 1536 |'
+echo '| model | GPUs | network | published TFLOP/s | ours | off | Ethernet of 50 Gbit/s' \
+    '| batch of 1536 |'
 echo '|---|---|---|---|---|---|---|---|'
 awk -F, 'FNR == 1 { file++; next }
     { gsub(/"/, "", $1) }
@@ -36,9 +37,13 @@ awk -F, 'FNR == 1 { file++; next }
         for (i = 1; i < 8; i += 2) name[word[i]] = word[i + 1]
         for (i = 1; i <= n; i++) {
             split(id[i], part, "-")
-            network = name[part[2]] (part[5] == "mlm" ? " (Megatron-LM)" : part[2] == "hybrid" ? " (Holmes)" : "")
+            network = name[part[2]]
+            if (part[5] == "mlm") network = network " (Megatron-LM)"
+            else if (part[2] == "hybrid") network = network " (Holmes)"
             sub(/_/, " ", network)
-            printf "| %s | %s | %s | %d | %.0f | %+.0f%% | %.0f | %.0f |\n", toupper(part[3]), part[4], network, rate[id[i]],
-                is[2, id[i]], 100 * (is[2, id[i]] / rate[id[i]] - 1), is[3, id[i]], is[4, id[i]]
+            rates = rate[id[i]]
+            printf "| %s | %s | %s | %d ", toupper(part[3]), part[4], network, rates
+            printf "| %.0f | %+.0f%% ", is[2, id[i]], 100 * (is[2, id[i]] / rates - 1)
+            printf "| %.0f | %.0f |\n", is[3, id[i]], is[4, id[i]]
         }
     }' "$dir/rows" "$dir/ours" "$dir/ethernet" "$dir/batch"

@@ -14,7 +14,8 @@ job=
 trap '[ -z "$job" ] || kill -KILL "$job" 2>/dev/null; rm -rf "$dir"' EXIT
 cd "$dir" || exit 1
 cp "$data" shard
-tiny="--train-data shard --layers 1 --heads 2 --channels 4 --vocab 61 --seq 3 --max-seq 3 --micro-batch 1"
+tiny="--train-data shard --layers 1 --heads 2 --channels 4 --vocab 61 --seq 3 --max-seq 3"
+tiny+=" --micro-batch 1"
 
 # trains FLAGS...: runs train_gpt; sets code.
 trains() {
@@ -82,7 +83,7 @@ kill -CONT $job
 ended
 { kill -KILL $other; wait $other; } 2>/dev/null
 [ $code = 1 ] && grep -q '^error: unlocked is in use by another run' first.err
-report $? "a lock removed under a live run, and another that goes on: the first ends (code $code): $(tail -n 1 first.err)"
+report $? "a lock removed under a live run, and another: the first ends ($(tail -n 1 first.err))"
 echo text >thesis.tex
 mkdir -p linked-lock
 ln -s ../thesis.tex linked-lock/.lock
@@ -102,7 +103,7 @@ code=$?
 report $? "train_gpt under mpirun -n 4 is refused, once: $(grep -m1 '^error' err)"
 
 TMPDIR=/dev/null/none trains --steps 1
-report $? "one rank without mpirun needs no folder for temporary files, which others could remove under it"
+report $? "one rank without mpirun needs no folder for temporary files that others could remove"
 
 # ---- what is not ours stays ----------------------------------------------------------------------
 
@@ -128,7 +129,9 @@ long syscall(long number, ...);
 int fcntl(int fd, int command, ...) {
     va_list arguments;
     va_start(arguments, command);
-    return command == F_SETLK ? (errno = ENOLCK, -1) : (int)syscall(SYS_fcntl, fd, command, va_arg(arguments, void *));
+    if (command != F_SETLK) return (int)syscall(SYS_fcntl, fd, command, va_arg(arguments, void *));
+    errno = ENOLCK;
+    return -1;
 }
 C
     cc -shared -fPIC -o nolock.so nolock.c
@@ -243,7 +246,8 @@ unlike() {
         2 $3 >out 2>err </dev/null
     code=$?
     [ $code = 2 ] && [ "$(grep -c '^error: ' err)" = 1 ] && grep -q "^error: .*$1" err
-    report $? "ranks with${2:+ $2} and with $3${4:+ of ${4##*/}}: $(grep -m1 '^error' err | cut -c 1-100)"
+    report $? \
+        "ranks with${2:+ $2} and with $3${4:+ of ${4##*/}}: $(grep -m1 '^error' err | cut -c 1-100)"
 }
 for flags in '--lr 1e-4' '--seed 2' '--steps 3' '--out other' '--schedule gpipe' '--help' \
     '--dry-run' '--log other.jsonl'; do
@@ -293,7 +297,8 @@ report $? "a signal ends an --eval without a result (code $code)"
 refused 2 'vocabulary has 61' --steps 50 --sample-every 1000 --out lost
 [ $? = 0 ] && ! ls -d lost/step-* >/dev/null 2>&1 && ! grep -q '^step ' out
 report $? "a prompt that the model has no tokens for: $(said)"
-echo '{"pre_tokenizer":{"type":"ByteLevel"},"model":{"type":"BPE","vocab":{"a":0,"b":1},"merges":[]}}' >two.json
+model='{"type":"BPE","vocab":{"a":0,"b":1},"merges":[]}'
+echo "{\"pre_tokenizer\":{\"type\":\"ByteLevel\"},\"model\":$model}" >two.json
 refused 2 'endoftext' --vocab 300 --steps 50 --sample-every 1000 --tokenizer two.json &&
     ! grep -q '^step ' out
 report $? "a tokenizer without <|endoftext|>: $(said)"
@@ -311,7 +316,8 @@ for ((length = 3970; length <= 4090; length += 5)); do
     [ $code = 1 ] && lost=$((lost + 1))
 done
 [ $kept -gt 0 ] && [ $lost = 0 ]
-report $? "--out of 3970 to 4090 characters: $kept saved, the others refused before work, $lost lost"
+report $? \
+    "--out of 3970 to 4090 characters: $kept saved, the others refused before work, $lost lost"
 refused 2 'two?lines' --steps 1 --train-data $'two\nlines'
 report $? "a line's end in a flag's value makes one sentence: $(said)"
 
@@ -320,7 +326,7 @@ report $? "a line's end in a flag's value makes one sentence: $(said)"
 trains --steps 10 --out used && trains --steps 5 --out used --lr 5e-4 &&
     trains --steps 12 --out used --lr 5e-4 \
     --resume auto && grep -q '^resuming .*step-00000005 ' out
-report $? "--resume auto after a fresh start in a used --out takes the newer run's checkpoint: $(grep '^resuming' out)"
+report $? "--resume auto in a used --out takes the newer run's: $(grep '^resuming' out)"
 trains --steps 3 --save-every 1 --keep 0 --out emptied && : >emptied/step-00000003/trainer.json
 trains --steps 4 --out emptied --resume auto && grep -q '^resuming .*step-00000002 ' out
 report $? "--resume auto passes over a checkpoint whose trainer.json is empty"
@@ -363,7 +369,8 @@ echo 'F0 B0' >list
 for case in 'loss --out far2.jsonl a=./far2.jsonl' 'timeline --out some.trace ./some.trace' \
     'profile --skip 0 --out some.trace some.trace' 'schedule --trace list list'; do
     printf '{"step":1,"loss":3}\n{"step":2,"loss":2}\n' >far2.jsonl
-    event='{"ph":"X","ts":%d,"dur":2,"pid":0,"tid":0,"args":{"kind":"%s","micro":0,"chunk":0,"step":0}}'
+    event='{"ph":"X","ts":%d,"dur":2,"pid":0,"tid":0,'
+    event+='"args":{"kind":"%s","micro":0,"chunk":0,"step":0}}'
     # shellcheck disable=SC2059
     printf "[$event,$event]" 1 forward 3 backward >some.trace
     sums=$(cat far2.jsonl some.trace list | cksum)

@@ -7,7 +7,10 @@ axe=$(python3 - 2>/dev/null <<'EOF'
 import glob, importlib.util
 for name in ("axe_core_python", "axe_selenium_python"):
     spec = importlib.util.find_spec(name)
-    for path in spec and glob.glob(spec.submodule_search_locations[0] + "/**/axe.min.js", recursive=True) or []:
+    if spec is None:
+        continue
+    folder = spec.submodule_search_locations[0]
+    for path in glob.glob(folder + "/**/axe.min.js", recursive=True):
         print(path)
 EOF
 )
@@ -28,17 +31,34 @@ chromium=$(command -v chromium || command -v chromium-browser || command -v goog
     const until = async done => { for (let i = 0; i < 1500 && !done(); i++) await pause(20); };
     const laidOut = () => until(() => $("curves").dataset.done);
     const STATES = [
-        ["#schedules"], ["#schedules?kind=zb-h1&pin=1&follow=3&transfer=0.3"], ["#schedules?one=1&time=7"],
-        ["#schedules?kind=zb-auto&p=0"], ["#schedules?kind=list", () => {
+        ["#schedules"],
+        ["#schedules?kind=zb-h1&pin=1&follow=3&transfer=0.3"],
+        ["#schedules?one=1&time=7"],
+        ["#schedules?kind=zb-auto&p=0"],
+        ["#schedules?kind=list", () => {
             $("timeline").focus();
-            $("timeline").dispatchEvent(new KeyboardEvent("keydown", {key: "ArrowDown", bubbles: true}));
+            const down = new KeyboardEvent("keydown", {key: "ArrowDown", bubbles: true});
+            $("timeline").dispatchEvent(down);
             document.querySelector("footer details").open = true;
         }],
-        ["#layout?stage=1", laidOut], ["#layout?model=ptdp-1t&memory=30", laidOut], ["#layout?precision=fp8"],
-        ["#layout?model=llama-3.1-8b", async () => { await laidOut(); await search(); $("samebox").open = true; }],
-        ["#collectives"], ["#collectives?op=zigzag+attention&round=1"],
-        ["#tour"], ["#tour?step=6", async () => { $("guesses").children[0].click(); await pause(300); stop(); }],
-        ["#tour?step=11"], ["#tour?step=7&guess=2"],
+        ["#layout?stage=1", laidOut],
+        ["#layout?model=ptdp-1t&memory=30", laidOut],
+        ["#layout?precision=fp8"],
+        ["#layout?model=llama-3.1-8b", async () => {
+            await laidOut();
+            await search();
+            $("samebox").open = true;
+        }],
+        ["#collectives"],
+        ["#collectives?op=zigzag+attention&round=1"],
+        ["#tour"],
+        ["#tour?step=6", async () => {
+            $("guesses").children[0].click();
+            await pause(300);
+            stop();
+        }],
+        ["#tour?step=11"],
+        ["#tour?step=7&guess=2"],
         ["#tour?step=10", async () => { $("guesses").children[1].click(); await laidOut(); }],
     ];
     const name = `${darkTheme.matches ? "dark" : "light"}, ${innerWidth} pixels: `;
@@ -47,18 +67,25 @@ chromium=$(command -v chromium || command -v chromium-browser || command -v goog
         try {
             await open(hash);
             await (act && act());
-            const wide = document.documentElement.scrollWidth > innerWidth ? ["wider than the window"] : [];
-            found = (await axe.run(document)).violations.map(x => x.id + " " + x.nodes[0].target + " " +
-                x.nodes[0].failureSummary.replace(/\s+/g, " ")).concat(wide);
+            found = (await axe.run(document)).violations.map(x => {
+                const summary = x.nodes[0].failureSummary.replace(/\s+/g, " ");
+                return x.id + " " + x.nodes[0].target + " " + summary;
+            });
+            if (document.documentElement.scrollWidth > innerWidth) {
+                found.push("wider than the window");
+            }
         } catch (e) {
             found = ["failed: " + e.message];
         }
         parent.postMessage(name + hash + "|" + found.join(" || "), "*");
     }
-    document.querySelector("main").append(document.createElement("img"), document.createElement("input"));
+    for (const tag of ["img", "input"]) {
+        document.querySelector("main").append(document.createElement(tag));
+    }
     const planted = (await axe.run(document)).violations.map(x => x.id);
-    parent.postMessage(name + "an image and a field without names are found|" + (planted.includes("image-alt") &&
-        planted.includes("label") ? "" : "they are not: " + planted), "*");
+    const both = planted.includes("image-alt") && planted.includes("label");
+    parent.postMessage(name + "an image and a field without names are found|" +
+        (both ? "" : "they are not: " + planted), "*");
     parent.postMessage("end", "*");
 })();
 </script>
@@ -85,8 +112,9 @@ onmessage = ({data}) => {
 EOF
 for theme in 1 0; do
     timeout 200 "$chromium" --headless --no-sandbox --disable-gpu --user-data-dir="$dir/profile" \
-        --window-size=1800,1000 --blink-settings=preferredColorScheme=$theme --dump-dom "file://$dir/frames.html" \
-        2>"$dir/browser" | sed -n '/<pre id="result">/,/^end$/p' |
+        --window-size=1800,1000 --blink-settings=preferredColorScheme=$theme \
+        --dump-dom "file://$dir/frames.html" 2>"$dir/browser" |
+        sed -n '/<pre id="result">/,/^end$/p' |
         sed '1d; s/&lt;/</g; s/&gt;/>/g; s/&amp;/\&/g' >"$dir/said"
     [ "$(tail -n 1 "$dir/said")" = end ]
     report $? 'axe comes to its end'

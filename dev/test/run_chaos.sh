@@ -21,9 +21,10 @@ slow_rank=2
 train() {
     # shellcheck disable=SC2016,SC2086
     $launch -n 4 sh -c 'echo $$ >"$0/${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" && exec "$@"' "$dir/pids" \
-        "$build/train_gpt_3d" --tensor 2 --data 2 --layers 2 --heads 4 --channels 64 --vocab 61 --seq 24 \
-        --train-data dev/test/golden/train.bin --micro-batch 2 --global-batch 16 --steps 12 \
-        --trace "$dir/trace.json" --out "$dir/$1" --log "$dir/$1.jsonl" >"$dir/out" 2>"$dir/err" </dev/null &
+        "$build/train_gpt_3d" --tensor 2 --data 2 --layers 2 --heads 4 --channels 64 --vocab 61 \
+        --seq 24 --train-data dev/test/golden/train.bin --micro-batch 2 --global-batch 16 \
+        --steps 12 --trace "$dir/trace.json" --out "$dir/$1" --log "$dir/$1.jsonl" \
+        >"$dir/out" 2>"$dir/err" </dev/null &
     job=$!
 }
 # same NAME: do weights, optimizer and losses have the bits of the calm run?

@@ -65,13 +65,15 @@ report $? 'nor does a cluster with other software, with layers computed again'
 
 # Ranks that share a layer differ by nanoseconds (the first adds the positions), and so may the two
 # times.
-# Same_as_all_ranks RANKS TRAINER FLAGS...: a simulation has the times of a run of all ranks
+# same_as_all_ranks RANKS TRAINER FLAGS...: a simulation has the times of a run of all ranks
 same_as_all_ranks() {
     trained "$1" all "$2" --virtual-time $cluster "${@:3}" &&
         simulated "$1" symmetric "$2" $model "${@:3}" &&
         paste <(times "$dir/all") <(times "$dir/symmetric") |
-        awk '!($1 > 0 && $2 > 0.9999 * $1 && $2 < 1.0001 * $1) { bad = 1 } END { exit bad || NR != 2 }'
-    report $? "--simulate has the times of a run of all ranks: $1 x $2 ${*:3}: $(times "$dir/all" | tail -n 1) ms"
+        awk '
+            !($1 > 0 && $2 > 0.9999 * $1 && $2 < 1.0001 * $1) { bad = 1 }
+            END { exit bad || NR != 2 }'
+    report $? "--simulate has all ranks' times: $1 x $2 ${*:3}: $(times "$dir/all" | tail -n 1) ms"
 }
 same_as_all_ranks 1 train_gpt
 same_as_all_ranks 1 train_gpt --recompute layer
@@ -165,12 +167,23 @@ attention() {
 cluster=dev/clusters/dgx-a100.json
 for c in 2 4 8; do
     zigzag=$(attention $c) contiguous=$(attention $c --context-layout contiguous)
-    awk -v c=$c '{ for (i = 1; i <= NF; i++) { if (i == 1 || $i < least) least = $i; if ($i > most) most = $i } }
-                 END { exit !(NF == c && least > 0 && most < 1.02 * least) }' <<<"$zigzag"
-    report $? "--context-layout zigzag, c = $c: attention takes all ranks as long within 2%: $zigzag ms"
-    awk -v c=$c '{ n = NF / 2; for (i = 1; i <= n; i++) sum += $i; ratio = n * $NF / sum; formula = 2 - 1 / c
-                   print ratio " times as long, 2 - 1/c = " formula
-                   exit !(n == c && ratio > 0.98 * formula && ratio < 1.02 * formula) }' \
+    awk -v c=$c '
+        {
+            for (i = 1; i <= NF; i++) {
+                if (i == 1 || $i < least) least = $i
+                if ($i > most) most = $i
+            }
+        }
+        END { exit !(NF == c && least > 0 && most < 1.02 * least) }' <<<"$zigzag"
+    report $? \
+        "--context-layout zigzag, c = $c: attention takes all ranks as long within 2%: $zigzag ms"
+    awk -v c=$c '{
+            n = NF / 2
+            for (i = 1; i <= n; i++) sum += $i
+            ratio = n * $NF / sum
+            formula = 2 - 1 / c
+            print ratio " times as long, 2 - 1/c = " formula
+            exit !(n == c && ratio > 0.98 * formula && ratio < 1.02 * formula) }' \
         <<<"$zigzag $contiguous" >"$dir/ratio"
     report $? "contiguous, c = $c: the last rank takes $(cat "$dir/ratio")"
 done
@@ -184,8 +197,9 @@ waits() {  # waits TOKENS: does the first rank's forward wait for keys?
         --channels 4096 --vocab 512 \
         --seq $((4 * $1)) --micro-batch 1 --global-batch 1 --steps 1 --context 4 --context-by ring \
         --trace "$dir/ring.json" >"$dir/out" 2>"$dir/err"
-    sed 's/"dur":/ /; s/.*"name":"\([^"]*\)".*"ts":\([0-9.]*\), \([0-9.]*\),"pid":\([0-9]*\).*/\4|\1|\2|\3/' \
-        "$dir/ring.json" | awk -F'|' '$1 == 0 && $2 == "forward 0" { end = $3 + $4 }
+    local event='.*"name":"([^"]*)".*"ts":([0-9.]*),"dur":([0-9.]*),"pid":([0-9]*).*'
+    sed -E "s/$event/\4|\1|\2|\3/" "$dir/ring.json" | awk -F'|' '
+        $1 == 0 && $2 == "forward 0" { end = $3 + $4 }
         $1 == 0 && $2 == "wait context" { at[n++] = $3 }
         END { for (i = 0; i < n; i++) waits += at[i] < end; exit !(end > 0 && waits > 0) }'
 }
@@ -198,7 +212,8 @@ overlap() {  # overlap NAME BANDWIDTH
     awk -v n=$most -v rate="$(constant flash_forward_128)" -v bandwidth="$(constant "$2")" '
         BEGIN { formula = 2 * rate / bandwidth; printf "%d, 2 rate / bandwidth = %.0f", n, formula
                 exit !(n > 0.9 * formula && n < 1.1 * formula) }' >"$dir/found"
-    report $? "$1: the ring hides behind attention from so many tokens a rank on: $(cat "$dir/found")"
+    report $? \
+        "$1: the ring hides behind attention from so many tokens a rank on: $(cat "$dir/found")"
 }
 sed 's/"overlap_slowdown": {"value": [0-9.]*/"overlap_slowdown": {"value": 1/' \
     dev/clusters/dgx-a100.json >"$dir/one.json"
@@ -249,14 +264,16 @@ twice 'sums over tensor ranks' node_bandwidth '4e7 2e7 1e7' --tensor 2 --global-
 # ---- large ---------------------------------------------------------------------------------------
 
 cluster=dev/clusters/selene-2021.json
-gpt3='--layers 96 --heads 96 --channels 12288 --vocab 51200 --seq 2048 --micro-batch 1 --tensor 8 --recompute layer'
+gpt3='--layers 96 --heads 96 --channels 12288 --vocab 51200 --seq 2048'
+gpt3+=' --micro-batch 1 --tensor 8 --recompute layer'
 begin=$(date +%s%N)
 simulated 1024 large train_gpt_3d $gpt3 --pipeline 16 --global-batch 256 --steps 1 --trace \
     "$dir/large.json"
 code=$?
 [ $code = 0 ] && grep -q '"simulated":true' "$dir/large" &&
     [ "$(grep -c '^ *[0-9][0-9]* .* [0-9.]*$' "$dir/out")" -ge 16 ]
-report $? "175B parameters on 1024 GPUs: a row for each of 16 stages, in $((($(date +%s%N) - begin) / 1000000)) ms"
+took=$((($(date +%s%N) - begin) / 1000000))
+report $? "175B parameters on 1024 GPUs: a row for each of 16 stages, in $took ms"
 head -c 1 "$dir/large.json" | grep -q '{' && [ "$(grep -c '"process_name"' "$dir/large.json")" = \
     16 ]
 report $? 'the trace has the stages that were simulated, and no other rank'
@@ -267,7 +284,8 @@ many() {  # many TRAINER RANKS FLAGS...: a million tokens a micro-batch
     simulated "$2" many "$1" --layers 2 --heads 2 --channels 8 --vocab 8 --seq 8 --micro-batch \
         131072 --steps 1 "${@:3}"
     code=$?
-    report $code "$1 launches all kernels for 1048576 tokens a micro-batch ${*:3}: $(tail -n 1 "$dir/err")"
+    report $code \
+        "$1 launches all kernels for 1048576 tokens a micro-batch ${*:3}: $(tail -n 1 "$dir/err")"
 }
 many train_gpt 1
 many train_gpt_tp 2 --sequence-parallel 1
@@ -283,14 +301,17 @@ cluster=dev/clusters/eos-2025.json
 simulated 64 long train_llama --tensor 8 --pipeline 8 --sequence-parallel 1 --model llama-3.2-1b \
     --seq 131072 \
     --micro-batch 4 --global-batch 8 --recompute layer
-report $? "Llama 3.2 1B with 4 sequences of 131072 tokens at a time, on 64 GPUs: $(tail -n 1 "$dir/err")"
+report $? \
+    "Llama 3.2 1B with 4 sequences of 131072 tokens at a time, on 64 GPUs: $(tail -n 1 "$dir/err")"
 cluster=dev/clusters/selene-2021.json
 
 # Perfetto drops an event that begins before another one of its track has ended, and ends after it.
 # In ns, and bounded: the steps of a trace are long and its times are floats where they are
 # measured.
 overlapping() {
-    sed -n 's/.*"ph":"X","ts":\([0-9]*\)\.\([0-9]*\),"dur":\([0-9]*\)\.\([0-9]*\),"pid":\([0-9]*\),"tid":\([0-9]*\).*/\5 \6 \1\2 \3\4/p' "$1" |
+    local n='([0-9]*)'
+    local event=".*\"ph\":\"X\",\"ts\":$n\.$n,\"dur\":$n\.$n,\"pid\":$n,\"tid\":$n.*"
+    sed -nE "s/$event/\5 \6 \1\2 \3\4/p" "$1" |
         sort -k1,1n -k2,2n -k3,3n -k4,4nr |
         awk '{ if ($1 " " $2 != track) depth = 0; track = $1 " " $2; end = $3 + $4; n++
                while (depth > 0 && ends[depth] <= $3) depth--
@@ -319,14 +340,16 @@ report $? "llm.c's published run, which needs no other software: the trainer's e
 
 # FSDP: large models and small ones, short sequences and long ones, and one whose step waits for the
 # network.
+a100_80=mpt-a100-80-70b,mpt-a100-80-7b-1024,mpt-a100-80-1b-65536,claim-a100-80
 build/tools/scale --trainers "$bf16" dev/scale/rows_fsdp.csv dev/scale/rows_claims.csv \
-    dev/clusters/foundry-a100-80.json:mpt-a100-80-70b,mpt-a100-80-7b-1024,mpt-a100-80-1b-65536,claim-a100-80 \
+    dev/clusters/foundry-a100-80.json:$a100_80 \
     dev/clusters/foundry-a100-40.json:mpt-a100-40-350m,mpt-a100-40-3b-2048 \
     dev/clusters/foundry-h100.json:mpt-h100-70b,mpt-h100-1b-2048 >"$dir/out" 2>"$dir/err"
 read -r rows _ _ _ mean _ _ _ most _ < <(tail -n 1 "$dir/out")
 [ "${rows:-0}" -ge 12 ] && awk -v mean="$mean" -v most="$most" \
     'BEGIN { exit !(mean < 0.6 && most < 1) }'
-report $? "$rows published runs under FSDP: train_fsdp and the light simulation: $(tail -n 1 "$dir/out")"
+report $? \
+    "$rows published runs under FSDP: train_fsdp and the light simulation: $(tail -n 1 "$dir/out")"
 
 # It runs the trainer with a temporary file, where TMPDIR says.
 mkdir "$dir/tmp"

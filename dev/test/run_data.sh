@@ -52,7 +52,7 @@ report $? 'prepare.py tinyshakespeare'
 holds "$out/tinyshakespeare_val_000000.bin" 1 $((split - 1)) "$dir/tokens"
 report $? "its first 20th, $((split - 1)) tokens, is validation"
 holds "$out/tinyshakespeare_train_000001.bin" "$split" "$total" "$dir/tokens"
-report $? "the rest, $((total - split + 1)) tokens, is training: each speech after <|endoftext|>, in its bytes"
+report $? "the rest, $((total - split + 1)) tokens, is training: each speech after <|endoftext|>"
 
 "$build/train_gpt" --train-data "$out/tinyshakespeare_train_*.bin" --val-data \
     "$out/tinyshakespeare_val_*.bin" --layers 1 \
@@ -67,7 +67,8 @@ report $? 'what has been downloaded is not fetched again'
 holds "$out/tinyshakespeare_train_000001.bin" "$split" $((split + 599)) "$dir/tokens" &&
     holds "$out/tinyshakespeare_train_000002.bin" $((split + 600)) "$total" "$dir/tokens" &&
     [ ! -e "$out/tinyshakespeare_train_000003.bin" ] && [ $((total - split + 1)) -lt 1800 ]
-report $? '--shard-tokens 600: a whole shard, and one that takes the rest as well, so that none is short'
+report $? \
+    '--shard-tokens 600: a whole shard, and one that takes the rest as well, so that none is short'
 mv "$dir/moved" "$source"
 
 out=$dir/again
@@ -117,7 +118,8 @@ class Tokenizer:
     def no_truncation(self): self.truncation = None
     def no_padding(self): self.padding = None
     def token_to_id(self, token): return self.special.get(token)
-    def id_to_token(self, token): return next((t for t, id in self.special.items() if id == token), "a byte")
+    def id_to_token(self, token):
+        return next((t for t, id in self.special.items() if id == token), "a byte")
     def get_vocab(self): return dict(self.special, a=100000)
     def encode(self, text, add_special_tokens):
         ids = [128255 if part is None else 100000 + part for part in self.split(text)]
@@ -128,7 +130,8 @@ class Tokenizer:
         for number, piece in enumerate(text.split("<|endoftext|>")):
             yield from [None] * (number > 0)
             yield from piece.encode()
-    def encode_batch(self, texts, add_special_tokens): return [self.encode(text, add_special_tokens) for text in texts]
+    def encode_batch(self, texts, add_special_tokens):
+        return [self.encode(text, add_special_tokens) for text in texts]
 PYTHON
 echo >"$dir/tokenizer.json"
 wide() { PYTHONPATH=$dir/package prepare "$@" --tokenizer "$dir/tokenizer.json" --out "$dir/wide"; }
@@ -158,8 +161,9 @@ report $? 'train_gpt trains on it'
     >"$dir/out" 2>&1
 report $? "and evaluates: $(tail -n 1 "$dir/out")"
 echo '{"ctx": "a", "endings": ["b", "c"], "label": 1}' >"$dir/line"
-wide choices --text "$dir/line" --seq 8 && "$build/train_gpt" --init "$dir/wide/model/step-00000002" \
-    --eval "$dir/wide/choices.bin" --seq 8 --micro-batch 2 >"$dir/out" 2>&1
+wide choices --text "$dir/line" --seq 8 &&
+    "$build/train_gpt" --init "$dir/wide/model/step-00000002" --eval "$dir/wide/choices.bin" \
+        --seq 8 --micro-batch 2 >"$dir/out" 2>&1
 report $? "choices too: $(tail -n 1 "$dir/out")"
 wide windows --text LICENSE --seq 8 --vocab 128255
 [ $? = 1 ] && grep -q \
@@ -169,7 +173,7 @@ PYTHONPATH=$dir/package prepare windows --text LICENSE --seq 8 --document-token 
     --vocab 128255 \
     --tokenizer "$dir/tokenizer.json" --out "$dir/smaller" &&
     [ "$(od -An -td4 -j16 -N4 "$dir/smaller/windows.bin")" -eq 128255 ]
-report $? 'a model with fewer tokens than its tokenizer is served, as long as the text has none of the others'
+report $? 'a model with fewer tokens than its tokenizer is served, while the text has none of them'
 wide windows --text LICENSE --seq 8 --vocab 128512 &&
     [ "$(od -An -td4 -j16 -N4 "$dir/wide/windows.bin")" -eq 128512 ]
 report $? '--vocab stands in the rows: a model may have more tokens than its tokenizer'
@@ -192,7 +196,7 @@ whole "$dir/text" 'truncation padding' >"$dir/cut"
 [ -s "$dir/plain" ] && cmp "$dir/plain" "$dir/cut" >>"$dir/out" 2>&1 &&
     grep -q 'asks for truncation, which' "$dir/out" &&
     grep -q 'asks for padding, which' "$dir/out"
-report $? 'truncation and padding of a tokenizer.json are for batches: no text is lost, and a note says so'
+report $? 'truncation and padding in tokenizer.json are for batches: all text stays, a note says so'
 whole "$dir/text" 'first' | cmp - <(sed 's/128255/128254/' "$dir/plain") >>"$dir/out" 2>&1
 report $? 'the token that the tokenizer puts before a text stands before each document'
 whole "$dir/text" 'first' --document-token '<|endoftext|>' | cmp - "$dir/plain" >>"$dir/out" 2>&1
@@ -269,7 +273,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return self.send_error(404)
         body = open(path, "rb").read()
         self.send_response(200)
-        self.send_header(*(("Transfer-Encoding", "chunked") if how == "chunks" else ("Content-Length", str(len(body)))))
+        if how == "chunks":
+            self.send_header("Transfer-Encoding", "chunked")
+        else:
+            self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if how == "chunks":
             self.wfile.write(b"%x\r\n" % len(body))
@@ -285,12 +292,24 @@ await [ -s "$dir/port" ]
 export no_proxy=127.0.0.1
 address=http://127.0.0.1:$(cat "$dir/port")
 
-cat >"$web/hellaswag_val.jsonl" <<'LINES'
-{"ind": 24, "activity_label": "Making tea", "ctx_a": "A man stands in a kitchen.", "ctx_b": "he", "ctx": "A man stands in a kitchen. he", "split": "val", "split_type": "indomain", "label": 3, "endings": ["flies away.", "is a kettle.", "sells the house and the street.", "pours water into a cup."], "source_id": "activitynet~v_0"}
-{"ind": 31, "activity_label": "Gardening", "ctx": "[header] How to water plants [title] Take a can.", "split": "val", "split_type": "zeroshot", "label": 0, "endings": ["Fill it.", "Eat it \u2013 all.", "Fly.", "Read."], "source_id": "wikihow~1"}
+# Lines of JSON: each object, which ends in a line of its own, without its breaks.
+objects() { sed ':more; /}$/!{N; b more}; s/\n */ /g'; }
+objects >"$web/hellaswag_val.jsonl" <<'LINES'
+{"ind": 24, "activity_label": "Making tea",
+ "ctx_a": "A man stands in a kitchen.", "ctx_b": "he", "ctx": "A man stands in a kitchen. he",
+ "split": "val", "split_type": "indomain", "label": 3,
+ "endings": ["flies away.", "is a kettle.", "sells the house and the street.",
+             "pours water into a cup."],
+ "source_id": "activitynet~v_0"}
+{"ind": 31, "activity_label": "Gardening",
+ "ctx": "[header] How to water plants [title] Take a can.",
+ "split": "val", "split_type": "zeroshot", "label": 0,
+ "endings": ["Fill it.", "Eat it \u2013 all.", "Fly.", "Read."],
+ "source_id": "wikihow~1"}
 LINES
-cat >"$web/lambada_test_en.jsonl" <<'LINES'
-{"text": "\"Where is the key?\" she asked.\n\nHe looked under the mat, where there was only the key"}
+objects >"$web/lambada_test_en.jsonl" <<'LINES'
+{"text":
+ "\"Where is the key?\" she asked.\n\nHe looked under the mat, where there was only the key"}
 {"text": "Na\u00efve words, and then the last word"}
 LINES
 
@@ -301,13 +320,16 @@ rows() {
 import array, sys
 data = open(sys.argv[1], "rb").read()
 head, words = array.array("i", data[:1024]), array.array("H", data[1024:]).tolist()
-def text(tokens): return b"".join(b"<>" if t == 256 else bytes([t]) for t in tokens).decode().replace("\n", "/")
+def text(tokens):
+    data = b"".join(b"<>" if t == 256 else bytes([t]) for t in tokens)
+    return data.decode().replace("\n", "/")
 at = 0
 for _ in range(head[2]):
     n, first, count = words[at : at + 3]
     at += 3 + (head[3] == 3)
     row, mark = words[at : at + n], f"{words[at - 1]} " if head[3] == 3 else ""
-    print(mark + text(row[:first]) + "|" + text(row[first : first + count]) + "|" + text(row[first + count :]))
+    parts = row[:first], row[first : first + count], row[first + count :]
+    print(mark + "|".join(text(part) for part in parts))
     at += n
 print("end" if at == len(words) else "more")
 PYTHON
@@ -315,13 +337,15 @@ PYTHON
 public() { prepare "$1" --tokenizer bytes --out "$dir/public" "${@:2}"; }
 public hellaswag --source "$address/whole" && rows "$dir/public/hellaswag.bin" >>"$dir/out" 2>&1 &&
     rows "$dir/public/hellaswag.bin" | cmp - <(printf '%s\n' \
-        '1 A man stands in a kitchen. he| pours water into a cup.|' '0 A man stands in a kitchen. he| flies away.|' \
-        '0 A man stands in a kitchen. he| is a kettle.|' '0 A man stands in a kitchen. he| sells the house and the street.|' \
+        '1 A man stands in a kitchen. he| pours water into a cup.|' \
+        '0 A man stands in a kitchen. he| flies away.|' \
+        '0 A man stands in a kitchen. he| is a kettle.|' \
+        '0 A man stands in a kitchen. he| sells the house and the street.|' \
         '1 [header] How to water plants [title] Take a can.| Fill it.|' \
         '0 [header] How to water plants [title] Take a can.| Eat it – all.|' \
         '0 [header] How to water plants [title] Take a can.| Fly.|' \
         '0 [header] How to water plants [title] Take a can.| Read.|' end) >>"$dir/out" 2>&1
-report $? 'HellaSwag in its published format, from a server: context, endings after a blank, the right one first'
+report $? 'HellaSwag as published, from a server: context, endings after a blank, the right one 1st'
 public lambada --source "$address/whole" && rows "$dir/public/lambada.bin" >>"$dir/out" 2>&1 &&
     rows "$dir/public/lambada.bin" | cmp - <(printf '%s\n' \
         '"Where is the key?" she asked.//He looked under the mat, where there was only the| key|' \
@@ -331,22 +355,25 @@ cat >"$web/wiki.test.tokens" <<'TEXT'
 
  = A Title = 
 
- The <unk> of 1 @,@ 000 words ( some say " more " ) is n't well @-@ known , it 's said ; see 3 @.@ 5 . 
+ The <unk> of 1 @,@ 000 words ( some say " more " ) is n't well @-@ known , it 's said ; 3 @.@ 5 . 
 
 TEXT
 wikitext() {
+    local words='The <unk> of 1,000 words (some say "more")'
     rows "$dir/public/wikitext103.bin" >>"$dir/out" 2>&1 && grep -q '1 rows, ' "$dir/out" &&
         rows "$dir/public/wikitext103.bin" | cmp - <(printf '%s\n' \
-            "<>|/= A Title =//The <unk> of 1,000 words (some say \"more\") isn't well-known, it's said; see 3.5.//|" end) \
+            "<>|/= A Title =//$words isn't well-known, it's said; 3.5.//|" end) \
             >>"$dir/out" 2>&1 &&
         [ "$(od -An -td4 -j20 -N4 "$dir/public/wikitext103.bin")" -eq \
             "$(wc -w <"$web/wiki.test.tokens")" ]
 }
 public wikitext103 --text "$web/wiki.test.tokens" && wikitext
-report $? 'WikiText in its published format: words as people write them, counted as the file has them'
+report $? \
+    'WikiText in its published format: words as people write them, counted as the file has them'
 if "$python" -c 'import pyarrow' 2>/dev/null; then
     "$python" -c 'import sys, pyarrow, pyarrow.parquet as p
-p.write_table(pyarrow.table({"text": open(sys.argv[1]).read().splitlines(keepends=True)}), sys.argv[2])' \
+sentences = open(sys.argv[1]).read().splitlines(keepends=True)
+p.write_table(pyarrow.table({"text": sentences}), sys.argv[2])' \
         "$web/wiki.test.tokens" "$web/test-00000-of-00001.parquet" &&
             rm -f "$dir/public/wikitext103.bin"
     public wikitext103 --source "$address/whole" && wikitext
@@ -372,7 +399,8 @@ public hellaswag --source "$address/whole"
     '^error: line 2 of .*/download/hellaswag_val.jsonl is not as it must be (JSONDecodeError' \
     "$dir/out" &&
     [ ! -e "$dir/public/hellaswag.bin" ]
-report $? "a file that is half a file for its server too: $(grep -m1 '^error: ' "$dir/out" | sed "s|$dir||")"
+half=$(grep -m1 '^error: ' "$dir/out" | sed "s|$dir||")
+report $? "a file that is half a file for its server too: $half"
 
 # ---- what is refused -----------------------------------------------------------------------------
 

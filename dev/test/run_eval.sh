@@ -17,7 +17,8 @@ prepare() { "$python" dev/data/prepare.py "$@" --seq 24 --out "$dir" >"$dir/out"
 head -c 600 LICENSE >"$dir/text"
 prepare windows --text "$dir/text" --stride 8
 report $? "prepare.py windows: $(cat "$dir/out")"
-grep -q "$((($(stat -c %s "$dir/text") - 24 + 7) / 8 + 1)) rows, $(stat -c %s "$dir/text") tokens count" "$dir/out"
+length=$(stat -c %s "$dir/text")
+grep -q "$(((length - 24 + 7) / 8 + 1)) rows, $length tokens count" "$dir/out"
 report $? 'every byte counts once, in windows that are 8 tokens apart'
 printf 'The cat sat on the mat\nWe went home again\n' >"$dir/passages"
 prepare cloze --text "$dir/passages" && grep -q '2 rows, 10 tokens count' "$dir/out"
@@ -60,8 +61,16 @@ measure() {
 # like FILE: is the log's loss sum within 1e-6 of the one in FILE, and the rest the same?
 like() {
     cat "$1" "$dir/log" 2>/dev/null | tr -d '{}"' | tr ',' '\n' | awk -F: '
-        /loss_sum|perplexity/ { if ($1 in a) { d = a[$1] - $2; if (d < 0) d = -d; if (d > 1e-6 * $2) bad = 1; n++ }
-                                a[$1] = $2; next }
+        /loss_sum|perplexity/ {
+            if ($1 in a) {
+                d = a[$1] - $2
+                if (d < 0) d = -d
+                if (d > 1e-6 * $2) bad = 1
+                n++
+            }
+            a[$1] = $2
+            next
+        }
         { if (($1 in a) && a[$1] != $2) bad = 1; a[$1] = $2; n++ }
         END { exit bad || n < 5 }'
 }
@@ -105,7 +114,8 @@ import array, sys
 sys.path.insert(0, "dev/data")
 import eval_rows
 tokens = array.array("H", open("dev/test/golden/train.bin", "rb").read()[1024:]).tolist()
-eval_rows.write_rows(sys.argv[1], eval_rows.TEXT, 61, 0, [(tokens[24 * i : 24 * i + 25], 1, 24) for i in range(16)])
+rows = [(tokens[24 * i : 24 * i + 25], 1, 24) for i in range(16)]
+eval_rows.write_rows(sys.argv[1], eval_rows.TEXT, 61, 0, rows)
 PYTHON
 measure 1 train_gpt dev/test/golden "$dir/plain.bin"
 sum=$(sed -n 's/.*"eval_loss_sum":\([^,]*\),.*/\1/p' "$dir/log")

@@ -67,7 +67,8 @@ first() { sed -n "1s/.*| $2 \([0-9.]*\).*/\1/p" "$dir/$1.out"; } # first NAME lo
 check "no_add: the loss of step 1 stays right: $(first no_add loss)" \
     test -n "$(first no_add loss)" -a "$(first no_add loss)" = "$(first with_add loss)"
 check "no_add: and the norm is less than half: $(first no_add norm), $(first with_add norm)" \
-    awk -v a="$(first no_add norm)" -v b="$(first with_add norm)" 'BEGIN { exit !(a > 0 && 2 * a < b) }'
+    awk -v a="$(first no_add norm)" -v b="$(first with_add norm)" \
+        'BEGIN { exit !(a > 0 && 2 * a < b) }'
 
 change no_end
 for attempt in 1 2 3; do
@@ -96,7 +97,8 @@ check "one_stream: GPipe runs to its end" test $? = 0
 change swapped_sums
 run swapped_sums swapped_sums.out build/cpu-fp32/train_gpt_3d "$build/$dir/swapped_sums"
 run swapped_sums right_sums.out build/cpu-fp32/train_gpt_3d "$build/train_gpt_3d"
-check "swapped_sums: the loss of step 1 stays right and its norm does not: $(first swapped_sums norm), $(first right_sums norm)" \
+norms="$(first swapped_sums norm), $(first right_sums norm)"
+check "swapped_sums: the loss of step 1 stays right and its norm does not: $norms" \
     test "$(first swapped_sums loss)" = "$(first right_sums loss)" -a "$(first swapped_sums norm)" \
         != "$(first right_sums norm)"
 check "swapped_sums: --debug-replicas names wte" grep -q '^error: wte.weight differs' \
@@ -120,10 +122,12 @@ change post_ln
 ln -sf "$PWD/$build"/train_gpt{,_tp} "$build/$dir"
 run post_ln post_ln.out 'build/cpu-fp32/$trainer' "$build/$dir/\$trainer"
 norm() { sed -n "s/^$1 --layers $2: .*norm //p" $dir/post_ln.out; } # norm TRAINER LAYERS
-check "post_ln: with 24 layers for 4 the pre-LN norm doubles at least: $(norm train_gpt 4), $(norm train_gpt 24)" \
+norms="$(norm train_gpt 4), $(norm train_gpt 24)"
+check "post_ln: with 24 layers for 4 the pre-LN norm doubles at least: $norms" \
     awk -v a="$(norm train_gpt 4)" -v b="$(norm train_gpt 24)" \
         'BEGIN { exit !(a > 0 && b > 2 * a) }'
-check "post_ln: and the post-LN norm differs by less than a tenth: $(norm post_ln 4), $(norm post_ln 24)" \
+norms="$(norm post_ln 4), $(norm post_ln 24)"
+check "post_ln: and the post-LN norm differs by less than a tenth: $norms" \
     awk -v a="$(norm post_ln 4)" -v b="$(norm post_ln 24)" \
         'BEGIN { exit !(a > 0 && b < 1.1 * a && b > 0.9 * a) }'
 
@@ -135,7 +139,8 @@ calls() {
         '/^(train|par)/ { on = $0 == run } on && $7 == op { print $8 }' \
         $dir/parallel_block.out
 }
-check "parallel_block: 4 layers * 4 micro-batches * 2 all-reduces fewer: $(calls parallel_block 0 ncclAllReduce)" \
+fewer=$(calls parallel_block 0 ncclAllReduce)
+check "parallel_block: 4 layers * 4 micro-batches * 2 all-reduces fewer: $fewer" \
     test "$(calls parallel_block 0 ncclAllReduce)" = $(($(calls train_gpt_tp 0 ncclAllReduce) - 32))
 check "parallel_block: as many reduce-scatters fewer: $(calls parallel_block 1 ncclReduceScatter)" \
     test "$(calls parallel_block 1 ncclReduceScatter)" = \
@@ -146,7 +151,7 @@ check "parallel_block: and 3 all-gathers a layer for 6: $(calls parallel_block 1
     --micro-batch 2 \
     --global-batch 8 --steps 1 --val-every 0 >$dir/parallel_one.out 2>&1 </dev/null
 one=$(grep -oE '^step.*norm [0-9.]+' $dir/parallel_one.out)
-check "parallel_block: on 1 rank, on 2, and with sequence parallelism the numbers are the same: $one" \
+check "parallel_block: on 1 rank, 2, and with sequence parallelism the numbers are: $one" \
     test -n "$one" -a "$(grep -c -xF "$one" $dir/parallel_block.out)" = 2
 
 finish

@@ -20,8 +20,8 @@ $2}"
 
 check "the page has $(wc -c <$page) bytes, at most 300 KB" \
     "$([ "$(wc -c <$page)" -le 300000 ] || echo 'too large')"
-check "the page loads nothing" \
-    "$(grep -oE '(src|action)="?[^#"][^"]*"|href="[a-z]*:|https?://|url\(|@import|fetch\(|XMLHttp' $page)"
+loads='(src|action)="?[^#"][^"]*"|href="[a-z]*:|https?://|url\(|@import|fetch\(|XMLHttp'
+check "the page loads nothing" "$(grep -oE "$loads" $page)"
 
 clang=${CLANG:-clang} linker=${WASM_LD:-wasm-ld}
 made=$(tail -n 1 $page)
@@ -45,8 +45,8 @@ reserve=$(sed -n 's/^static constexpr size_t GPU_RESERVE = \([0-9]*\);/\1/p' llm
 for file in dev/clusters/*.json; do
     [ "$file" = dev/clusters/laptop.json ] && continue  # no GPU
     value=$(sed -n 's/.*"reserve": {"value": \([^,]*\),.*/\1/p' "$file")
-    check "$file reserves the trainers' $reserve bytes" \
-        "$(awk -v a="$value" -v b="$reserve" 'BEGIN { if (a + 0 != b + 0 || b == "") print a, "is not", b }')"
+    [ -n "$reserve" ] && awk -v a="$value" -v b="$reserve" 'BEGIN { exit a + 0 != b + 0 }'
+    check "$file reserves the trainers' $reserve bytes" "$([ $? = 0 ] || echo "$value is not")"
 done
 
 chromium=$(command -v chromium || command -v chromium-browser || command -v google-chrome)
@@ -59,6 +59,11 @@ chromium=$(command -v chromium || command -v chromium-browser || command -v goog
 golden='heads=4&channels=32&vocab=61&seq=24&micro=2&global=8&sp=0&recompute=none'
 small='heads=4&channels=128&vocab=257&seq=64&micro=4&global=16&sp=0&recompute=none'
 middle='heads=8&channels=512&vocab=50257&seq=512&micro=4&global=32&sp=0&recompute=none'
+# What several cases have in common.
+drawn='schedule --stages' four='schedule --stages 4 --micros 8'
+unequal='--forward 1.11 --backward 1.28' tenths='--forward 1.1 --backward 1.3'
+fp32='precision=fp32' bf16='precision=bf16'
+qwen='model=qwen2.5-0.5b' xl='model=gpt2-xl&tensor=1' roce='cluster=roce-a100'
 cases=(
     '#schedules|schedule --stages 4 --micros 8 1f1b'
     '#schedules?kind=gpipe|schedule --stages 4 --micros 8 gpipe'
@@ -69,12 +74,12 @@ cases=(
     '#schedules?p=1&m=3|schedule --stages 1 --micros 3 1f1b'
     '#schedules?p=16&m=64|schedule --stages 16 --micros 64 1f1b'
     '#schedules?kind=gpipe&p=7&m=5|schedule --stages 7 --micros 5 gpipe'
-    '#schedules?kind=interleaved&p=8&m=16&v=3|schedule --stages 8 --micros 16 --virtual 3 interleaved'
-    '#schedules?kind=zb-h1&p=8&m=32&F=1.11&B=1.28|schedule --stages 8 --micros 32 --forward 1.11 --backward 1.28 zb-h1'
-    '#schedules?kind=zb-auto&p=8&m=32&F=1.1&B=1.3|schedule --stages 8 --micros 32 --forward 1.1 --backward 1.3 zb-auto'
+    "#schedules?kind=interleaved&p=8&m=16&v=3|$drawn 8 --micros 16 --virtual 3 interleaved"
+    "#schedules?kind=zb-h1&p=8&m=32&F=1.11&B=1.28|$drawn 8 --micros 32 $unequal zb-h1"
+    "#schedules?kind=zb-auto&p=8&m=32&F=1.1&B=1.3|$drawn 8 --micros 32 $tenths zb-auto"
     '#schedules?transfer=0.25|schedule --stages 4 --micros 8 --transfer 0.25 1f1b'
-    '#schedules?kind=zb-auto&transfer=0.5&F=2|schedule --stages 4 --micros 8 --transfer 0.5 --forward 2 zb-auto'
-    '#schedules?kind=interleaved&v=4&transfer=.1|schedule --stages 4 --micros 8 --virtual 4 --transfer .1 interleaved'
+    "#schedules?kind=zb-auto&transfer=0.5&F=2|$four --transfer 0.5 --forward 2 zb-auto"
+    "#schedules?kind=interleaved&v=4&transfer=.1|$four --virtual 4 --transfer .1 interleaved"
     '#schedules?kind=zb-h1&p=5&m=3&W=0.25|schedule --stages 5 --micros 3 --weight 0.25 zb-h1'
     'LIST doc/schedules/1f1b.txt|schedule LIST'
     'LIST doc/schedules/zb-h1.txt|schedule LIST'
@@ -84,44 +89,44 @@ cases=(
     '#schedules?v=2|schedule --stages 4 --micros 8 --virtual 2 1f1b'
     '#schedules?kind=list&list=F0+B0+X1|schedule F0 B0 X1'
     '#schedules?kind=list&list=F0+F1+B1+B0%3B+F0+F1+B0+B1|schedule F0 F1 B1 B0; F0 F1 B0 B1'
-    "#layout?$small&layers=4&tensor=2&data=2&pipeline=2&virtual=2&precision=fp32|dry"
-    "#layout?$middle&layers=6&tensor=1&data=1&pipeline=1&precision=fp32|dry"
-    "#layout?$middle&layers=6&tensor=8&data=1&pipeline=1&sp=1&precision=fp32|dry"
-    "#layout?$middle&layers=6&tensor=2&data=4&pipeline=1&recompute=layer&precision=fp32|dry"
-    "#layout?$middle&layers=6&tensor=1&data=2&pipeline=3&zero=0&global=24&recompute=gelu&precision=fp32|dry"
-    "#layout?$middle&layers=6&tensor=1&data=1&pipeline=4&schedule=zb-h1&precision=fp32|dry"
-    "#layout?$middle&layers=6&tensor=2&data=1&pipeline=2&schedule=zb-auto&sp=1&precision=bf16|dry"
-    "#layout?$middle&layers=6&tensor=2&data=2&pipeline=2&order=pdt&precision=bf16|dry"
-    "#layout?$middle&layers=5&tensor=1&data=2&pipeline=2&virtual=2&precision=bf16&zero=0|dry"
-    "#layout?model=smollm2-135m&tensor=3&data=1&pipeline=2&seq=512&global=8&micro=2&precision=bf16|dry"
-    "#layout?model=qwen2.5-0.5b&tensor=2&data=2&pipeline=1&seq=256&global=8&recompute=none&zero=0&precision=bf16|dry"
-    "#layout?model=smollm2-135m&tensor=2&data=1&pipeline=1&precision=bf16|refused"
-    "#layout?model=llama-3.2-1b&tensor=1&data=1&pipeline=2&schedule=zb-h1&global=8&precision=bf16|refused"
-    "#layout?$golden&layers=4&tensor=1&data=1&pipeline=1&precision=fp32|traffic"
-    "#layout?$golden&layers=4&tensor=2&data=1&pipeline=1&precision=fp32|traffic"
-    "#layout?$golden&layers=4&tensor=2&data=1&pipeline=2&sp=1&precision=fp32|traffic"
-    "#layout?$golden&layers=4&tensor=1&data=4&pipeline=1&precision=fp32|traffic"
-    "#layout?$golden&layers=4&tensor=1&data=2&pipeline=2&zero=0&schedule=gpipe&precision=fp32|traffic"
-    "#layout?$golden&layers=4&tensor=2&data=2&pipeline=2&virtual=2&micro=1&precision=bf16|traffic"
-    "#layout?$golden&layers=4&tensor=2&data=1&pipeline=3&virtual=1&schedule=zb-h1&global=6&precision=fp32|traffic"
-    "#layout?$golden&layers=4&tensor=4&data=1&pipeline=2&sp=1&recompute=layer&precision=bf16|traffic"
-    "#layout?$golden&layers=4&tensor=2&data=2&pipeline=2&order=dpt&recompute=gelu&precision=fp32|traffic"
-    "#layout?$small&layers=4&tensor=3&data=1&pipeline=1&precision=fp32|refused"
-    "#layout?$small&layers=4&tensor=x&data=1&pipeline=1&precision=fp32|refused"
-    "#layout?$small&layers=4&tensor=1&data=1&pipeline=3&virtual=2&precision=fp32|refused"
-    "#layout?$small&layers=4&tensor=1&data=1&pipeline=2&virtual=2&global=12&precision=fp32|refused"
-    "#layout?$small&layers=4&tensor=1&data=1&pipeline=1&order=tdd&precision=fp32|refused"
-    "#layout?$small&layers=4&tensor=1&data=1&pipeline=1&heads=3&precision=fp32|refused"
+    "#layout?$small&layers=4&tensor=2&data=2&pipeline=2&virtual=2&$fp32|dry"
+    "#layout?$middle&layers=6&tensor=1&data=1&pipeline=1&$fp32|dry"
+    "#layout?$middle&layers=6&tensor=8&data=1&pipeline=1&sp=1&$fp32|dry"
+    "#layout?$middle&layers=6&tensor=2&data=4&pipeline=1&recompute=layer&$fp32|dry"
+    "#layout?$middle&layers=6&tensor=1&data=2&pipeline=3&zero=0&global=24&recompute=gelu&$fp32|dry"
+    "#layout?$middle&layers=6&tensor=1&data=1&pipeline=4&schedule=zb-h1&$fp32|dry"
+    "#layout?$middle&layers=6&tensor=2&data=1&pipeline=2&schedule=zb-auto&sp=1&$bf16|dry"
+    "#layout?$middle&layers=6&tensor=2&data=2&pipeline=2&order=pdt&$bf16|dry"
+    "#layout?$middle&layers=5&tensor=1&data=2&pipeline=2&virtual=2&zero=0&$bf16|dry"
+    "#layout?model=smollm2-135m&tensor=3&data=1&pipeline=2&seq=512&global=8&micro=2&$bf16|dry"
+    "#layout?$qwen&tensor=2&data=2&pipeline=1&seq=256&global=8&recompute=none&zero=0&$bf16|dry"
+    "#layout?model=smollm2-135m&tensor=2&data=1&pipeline=1&$bf16|refused"
+    "#layout?model=llama-3.2-1b&tensor=1&data=1&pipeline=2&schedule=zb-h1&global=8&$bf16|refused"
+    "#layout?$golden&layers=4&tensor=1&data=1&pipeline=1&$fp32|traffic"
+    "#layout?$golden&layers=4&tensor=2&data=1&pipeline=1&$fp32|traffic"
+    "#layout?$golden&layers=4&tensor=2&data=1&pipeline=2&sp=1&$fp32|traffic"
+    "#layout?$golden&layers=4&tensor=1&data=4&pipeline=1&$fp32|traffic"
+    "#layout?$golden&layers=4&tensor=1&data=2&pipeline=2&zero=0&schedule=gpipe&$fp32|traffic"
+    "#layout?$golden&layers=4&tensor=2&data=2&pipeline=2&virtual=2&micro=1&$bf16|traffic"
+    "#layout?$golden&layers=4&tensor=2&data=1&pipeline=3&schedule=zb-h1&global=6&$fp32|traffic"
+    "#layout?$golden&layers=4&tensor=4&data=1&pipeline=2&sp=1&recompute=layer&$bf16|traffic"
+    "#layout?$golden&layers=4&tensor=2&data=2&pipeline=2&order=dpt&recompute=gelu&$fp32|traffic"
+    "#layout?$small&layers=4&tensor=3&data=1&pipeline=1&$fp32|refused"
+    "#layout?$small&layers=4&tensor=x&data=1&pipeline=1&$fp32|refused"
+    "#layout?$small&layers=4&tensor=1&data=1&pipeline=3&virtual=2&$fp32|refused"
+    "#layout?$small&layers=4&tensor=1&data=1&pipeline=2&virtual=2&global=12&$fp32|refused"
+    "#layout?$small&layers=4&tensor=1&data=1&pipeline=1&order=tdd&$fp32|refused"
+    "#layout?$small&layers=4&tensor=1&data=1&pipeline=1&heads=3&$fp32|refused"
     '#layout|time'
     '#layout?model=gpt3-175b|time'
     '#layout?model=llama-3.1-70b|time'
     '#layout?model=nemotron-4-340b&cluster=eos-2025&pipeline=8&virtual=2|time'
     '#layout?model=ptdp-145b&recompute=layer|time'
     '#layout?model=ptdp-1t&cluster=selene-2021|time'
-    '#layout?model=gpt2-xl&tensor=1&data=4&pipeline=2&schedule=zb-auto&cluster=foundry-h100&micro=1|time'
-    '#layout?model=gpt2-xl&tensor=1&data=6&pipeline=3&schedule=zb-h1&cluster=eos-2025&micro=1&global=48|time'
+    "#layout?$xl&data=4&pipeline=2&schedule=zb-auto&cluster=foundry-h100&micro=1|time"
+    "#layout?$xl&data=6&pipeline=3&schedule=zb-h1&cluster=eos-2025&micro=1&global=48|time"
     '#layout?model=ptdp-39b&order=ptd&cluster=dgx-h100&sp=1&zero=1|time'
-    '#layout?model=ptdp-18b&tensor=2&pipeline=4&schedule=gpipe&zero=1&cluster=roce-a100&micro=1|time'
+    "#layout?model=ptdp-18b&tensor=2&pipeline=4&schedule=gpipe&zero=1&$roce&micro=1|time"
     '#layout?model=gpt3-175b&data=8&pipeline=16|search'
     '#layout?model=gpt2-xl&tensor=1&data=2&pipeline=4&cluster=foundry-a100-40&global=64|search'
     '#layout?model=llama-3.1-8b&cluster=dgx-h100|search'
@@ -145,7 +150,8 @@ for case in "${cases[@]}"; do
     [[ $address == LIST* ]] && list=${address#LIST } address=$(list_address "$list")
     addresses+=("$address") wants+=("${case#*|}") lists+=("$list")
 done
-slow=('#schedules?p=64&m=512' '#schedules?kind=gpipe&p=64&m=512' '#schedules?kind=interleaved&v=2&p=64&m=512'
+slow=('#schedules?p=64&m=512' '#schedules?kind=gpipe&p=64&m=512'
+      '#schedules?kind=interleaved&v=2&p=64&m=512'
       '#schedules?kind=zb-h1&p=64&m=512&transfer=0.2' '#schedules?kind=zb-auto&p=64&m=512'
       '#schedules?kind=interleaved&v=8&p=64&m=512&transfer=0.2'
       '#schedules?kind=interleaved&v=8&p=64&m=512&transfer=0.7&layers=777'
@@ -153,7 +159,8 @@ slow=('#schedules?p=64&m=512' '#schedules?kind=gpipe&p=64&m=512' '#schedules?kin
       '#schedules?kind=zb-auto&p=64&m=512&transfer=3&B=1.28&W=0.9'
       '#schedules?kind=zb-auto&p=64&m=512&transfer=3&F=1.11&B=1.28&W=1.17&layers=100&limit=200'
       '#schedules?kind=zb-auto&p=64&m=512&transfer=7.3&B=1.9'
-      '#schedules?kind=zb-auto&p=64&m=512&transfer=7.3&B=0.71&W=0.9&layers=100&limit=64' '#layout?model=ptdp-1t'
+      '#schedules?kind=zb-auto&p=64&m=512&transfer=7.3&B=0.71&W=0.9&layers=100&limit=64'
+      '#layout?model=ptdp-1t'
       '#layout?model=ptdp-1t&schedule=zb-auto')
 
 array() { printf '"%s", ' "$@"; }
@@ -190,7 +197,9 @@ compare_schedule() { # compare_schedule NUMBER ARGUMENTS
         compare "$(said "$1" refused)" "${out#refused: }"
         return
     fi
-    compare "$(said "$1" stage; said "$1" bubble | awk '{ printf "%.2f %s %s\n", 100 * $1, $2, $3 }')" \
+    local bubble
+    bubble=$(said "$1" bubble | awk '{ printf "%.2f %s %s\n", 100 * $1, $2, $3 }')
+    compare "$(said "$1" stage; echo "$bubble")" \
         "$(awk '/^ *[0-9]/ { print $1, $3, $4 }
                 /^bubble/ { sub("%", "", $2); gsub(/[(;)]/, ""); print $2, $6, $8 }' <<<"$out")"
 }
@@ -213,9 +222,12 @@ trainer() {
 }
 
 compare_dry() {
-    compare "$(said "$1" rank |
-        awk '{ printf "%d %.1f %.1f %.1f %.1f\n", $1, $2 / 2^20, $3 / 2^20, $4 / 2^20, $5 / 2^20 }')" \
-        "$(trainer "$1" --dry-run | awk '/^MiB per rank/ { on = 1; next } on { print $1, $2, $3, $4, $5 }')"
+    compare "$(said "$1" rank | awk '{
+            printf "%d", $1
+            for (i = 2; i <= 5; i++) printf " %.1f", $i / 2^20
+            print "" }')" \
+        "$(trainer "$1" --dry-run |
+            awk '/^MiB per rank/ { on = 1; next } on { print $1, $2, $3, $4, $5 }')"
 }
 
 # Each rank writes its errors to a file of its own. The launcher may lose or mix lines that several
@@ -233,12 +245,14 @@ compare_traffic() {
     fi
     compare "$(said "$1" traffic | sort)" \
         "$(cat "$dir"/rank.* | grep -a '^traffic:' | awk '
-            BEGIN { name["ncclAllReduce"] = "all-reduce"; name["ncclReduceScatter"] = "reduce-scatter"
+            BEGIN { name["ncclAllReduce"] = "all-reduce"
+                    name["ncclReduceScatter"] = "reduce-scatter"
                     name["ncclAllGather"] = "all-gather"; name["ncclBroadcast"] = "broadcast"
                     name["ncclSend"] = "send"; name["ncclRecv"] = "receive" }
             { op = $7; sub(":", "", op); key = $2 " " name[op]
               calls[key] += $8; sent[key] += $10; got[key] += $13 }
-            END { for (key in calls) printf "%s %d %.0f %.0f\n", key, calls[key], sent[key], got[key] }' | sort)"
+            END { for (key in calls)
+                      printf "%s %d %.0f %.0f\n", key, calls[key], sent[key], got[key] }' | sort)"
 }
 
 # The page's time, memory, MFU and parts are those of the planner, which is asked for that layout
@@ -248,7 +262,11 @@ compare_time() {
     read -ra flags <<<"$(said "$1" plan)"
     build/tools/plan --light --json "${flags[@]}" --shard 0 >"$dir/plan" 2>&1
     awk -v page="$(said "$1" time)" '
-        BEGIN { count = split("step_seconds memory_bytes mfu tensor pipeline data idle_seconds", names); split(page, x) }
+        BEGIN {
+            parts = "tensor pipeline data idle_seconds"
+            count = split("step_seconds memory_bytes mfu " parts, names)
+            split(page, x)
+        }
         { gsub(/[":,\t]/, " "); seen[$1] = $2; last = $0 }
         $1 ~ /^}/ {
             rows++
@@ -259,7 +277,10 @@ compare_time() {
             }
             agree += same
         }
-        END { if (!agree) print "page " page ": none of " rows + 0 " rows of the planner agrees: " last }' "$dir/plan"
+        END {
+            if (agree) exit
+            print "page " page ": none of " rows + 0 " rows of the planner agrees: " last
+        }' "$dir/plan"
     said "$1" memory | grep -v agrees
 }
 
@@ -269,8 +290,12 @@ compare_search() {
     read -ra flags <<<"$(said "$1" wish)"
     build/tools/plan --light --json "${flags[@]}" >"$dir/plan" 2>&1
     compare "$(said "$1" row | awk '{ printf "%.9g %s", $1, $2; $1 = $2 = ""; print }')" \
-        "$(awk -F '\t' '{ key = $4; value = $5; gsub(/[":,]/, "", key); gsub(/[",]/, "", value); seen[key] = value }
-            $3 ~ /^}/ { printf "%.9g %s  %s\n", seen["step_seconds"], seen["memory_bytes"], seen["flags"] }' "$dir/plan")"
+        "$(awk -F '\t' '
+            { key = $4; gsub(/[":,]/, "", key) }
+            { value = $5; gsub(/[",]/, "", value); seen[key] = value }
+            $3 ~ /^}/ {
+                printf "%.9g %s  ", seen["step_seconds"], seen["memory_bytes"]
+                print seen["flags"] }' "$dir/plan")"
     build/tools/plan --light "${flags[@]}" | sed -n \
         '/^why not/,/^train:/s/^  \([^ ].\{25\}\)\(.*\)/\1|\2/p' |
         sed 's/ *|/|/' >"$dir/why"
@@ -293,7 +318,10 @@ for i in "${!cases[@]}"; do
         traffic) wrong=$(compare_traffic "$i") ;;
         time) wrong=$(compare_time "$i") ;;
         search) wrong=$(compare_time "$i")$(compare_search "$i") ;;
-        refused) wrong=$(compare "$(said "$i" refused)" "$(trainer "$i" --dry-run | sed -n 's/^error: //p')") ;;
+        refused)
+            error=$(trainer "$i" --dry-run | sed -n 's/^error: //p')
+            wrong=$(compare "$(said "$i" refused)" "$error")
+            ;;
         hangs*) wrong=$([[ "$(said "$i" hangs)" == "${want#hangs }"* ]] || said "$i" hangs) ;;
         ring*) wrong=$(compare "$(said "$i" ring)" "${want#ring }") ;;
     esac
@@ -306,13 +334,15 @@ done
 check 'bad input: the sentence, and nothing else changes' \
     "$([ "$(grep -c '^bad kept' "$dir/said")" = 6 ] || grep '^bad' "$dir/said")"
 check 'keys move time, rank, round and a number' \
-    "$([ "$(grep -cE '^keys (time|rank|round|number)' "$dir/said")" = 4 ] || grep '^keys' "$dir/said")"
+    "$([ "$(grep -cE '^keys (time|rank|round|number)' "$dir/said")" = 4 ] ||
+        grep '^keys' "$dir/said")"
 while read -r _ name verdict more; do
     check "user: $name" "$([ "$verdict" = right ] || echo "$more")"
 done < <(grep '^found ' "$dir/said")
 check 'user: every finding was tried' \
     "$([ "$(grep -c '^found ' "$dir/said")" = 87 ] || echo 'some are missing')"
 check 'p = 64, m = 512 is drawn within 0.2 s, at the latest at the 20th time' \
-    "$([ "$(awk '/^time/ && $2 <= 200' "$dir/said" | wc -l)" = ${#slow[@]} ] || grep '^time' "$dir/said")"
+    "$([ "$(awk '/^time/ && $2 <= 200' "$dir/said" | wc -l)" = ${#slow[@]} ] ||
+        grep '^time' "$dir/said")"
 
 finish

@@ -8,7 +8,8 @@
 build=$(realpath -m "$build") repository=$PWD
 python=${PYTHON:-python3}
 "$python" -c 'import importlib.util as u, sys
-sys.exit(any(u.find_spec(name) is None for name in ("tokenizers", "torch", "transformers")))' 2>/dev/null ||
+needed = "tokenizers", "torch", "transformers"
+sys.exit(any(u.find_spec(name) is None for name in needed))' 2>/dev/null ||
     skip 'the Python packages tokenizers, torch and transformers are not installed'
 export OMP_NUM_THREADS=1
 
@@ -21,8 +22,8 @@ cat LICENSE doc/course/*.md doc/lab/checkpoints.md >"$dir/notes.txt"
 # step NUMBER: runs a command of the page; the first one, make, has been run by make test.
 step() {
     local command
-    command=$(sed -n "/<!-- commands $page -->/,/<!-- end -->/p" "$repository/doc/lab/fine_tuning.md" | grep -v '^[<`]' |
-        sed -n "$1p")
+    command=$(sed -n "/<!-- commands $page -->/,/<!-- end -->/p" \
+        "$repository/doc/lab/fine_tuning.md" | grep -v '^[<`]' | sed -n "$1p")
     command=${command/#mpirun/$launch}
     command=${command/#python3/$python}
     (cd "$dir" && bash -c "$command") >"$dir/out" 2>&1

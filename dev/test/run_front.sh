@@ -30,7 +30,8 @@ for path in sys.argv[1:]:
         ids = [field.get("id") for field in it["body"] if field["type"] != "markdown"]
         problems += [f"{path}: ids are not unique"] * (len(set(ids)) != len(ids) or None in ids)
         kinds = {"markdown", "textarea", "input", "dropdown", "checkboxes"}
-        problems += [f"{path}: {f}" for f in it["body"] if f["type"] not in kinds or not f["attributes"].get("label")]
+        problems += [f"{path}: {f}" for f in it["body"]
+                     if f["type"] not in kinds or not f["attributes"].get("label")]
     elif path.endswith(".cff"):
         need(path, it, ["cff-version", "message", "title", "authors", "version", "license"])
     elif path.endswith("devcontainer.json"):

@@ -31,8 +31,8 @@ end_all() {  # of this test's ranks: for when it is interrupted
 }
 trap end_all EXIT
 
-model="--layers 4 --heads 4 --channels 32 --vocab 61 --train-data dev/test/golden/train.bin --seq 24 --micro-batch 1
-       --global-batch 8 --lr 1e-3 --lr-final 1 --val-every 0 --shuffle 1"
+model="--layers 4 --heads 4 --channels 32 --vocab 61 --train-data dev/test/golden/train.bin
+       --seq 24 --micro-batch 1 --global-batch 8 --lr 1e-3 --lr-final 1 --val-every 0 --shuffle 1"
 
 # train RANKS NAME FLAGS...: starts train_NAME in the background. Each rank leaves its process id in
 # pids/ before it becomes the trainer. Sets job.
@@ -54,7 +54,10 @@ ends() {
     while :; do
         left=0
         for pid in $job $(cat "$dir"/pids/* 2>/dev/null); do
-            case $(sed 's/.*) \(.\).*/\1/' "/proc/$pid/stat" 2>/dev/null) in '' | Z) ;; *) left=$((left + 1)) ;; esac
+            case $(sed 's/.*) \(.\).*/\1/' "/proc/$pid/stat" 2>/dev/null) in
+                '' | Z) ;;
+                *) left=$((left + 1)) ;;
+            esac
         done
         [ $left = 0 ] && break
         [ $SECONDS -ge $deadline ] && return 1
@@ -102,15 +105,23 @@ strike() {
             await grep -q '^device' "$dir/out"
             milliseconds $((delay % 500))
             ;;
-        step) await stepped 1; milliseconds $((delay % 700)) ;;
-        save) await stepped $steps; await compgen -G "$folder/tmp-*"; milliseconds $((delay % 12)) ;;
+        step)
+            await stepped 1
+            milliseconds $((delay % 700))
+            ;;
+        save)
+            await stepped $steps
+            await compgen -G "$folder/tmp-*"
+            milliseconds $((delay % 12))
+            ;;
     esac
     kill -KILL "${pids[victim]##*/}"
 }
 
 # ---- kill, resume with fewer ranks, kill again ---------------------------------------------------
 
-many=('8 gpt_3d --tensor 2 --data 2 --pipeline 2 --virtual 2' '8 gpt_3d --tensor 2 --data 4 --sequence-parallel 1'
+many=('8 gpt_3d --tensor 2 --data 2 --pipeline 2 --virtual 2'
+      '8 gpt_3d --tensor 2 --data 4 --sequence-parallel 1'
       '4 fsdp --shard 3' '6 gpt_3d --data 2 --pipeline 3 --zero 0' '4 data --data 4'
       '8 gpt_3d --tensor 4 --pipeline 2')
 few=('2 data --data 2' '1 gpt_3d --tensor 1' '2 gpt_3d --pipeline 2' '2 fsdp --shard 2' \
@@ -134,7 +145,8 @@ for ((round = 0; round < rounds; round++)); do
     said=$(announced) there=$(newest "$out") what=
     compgen -G "$out/tmp-*" >/dev/null && torn=$((torn + 1)) && what=', in a save'
     [ $status = 0 ] && [ "$code" != 0 ]
-    report $? "kill $((round + 1)) ($how$what) of $ranks ranks, ${flags//--/}: ended after $took ms, code ${code:-none}"
+    what="kill $((round + 1)) ($how$what) of $ranks ranks"
+    report $? "$what, ${flags//--/}: ended after $took ms, code ${code:-none}"
     [ $status = 0 ] || break
     read -r ranks flags <<<"${few[RANDOM % ${#few[@]}]}"
     # shellcheck disable=SC2086
@@ -145,7 +157,7 @@ for ((round = 0; round < rounds; round++)); do
     [ $status = 0 ] && [ "$code" = 0 ] && [ "${from:-0}" = "$there" ] && [ "$there" -ge "$said" ] &&
         [ "$there" -ge "$before" ] && [ "$(newest "$out")" = $((there + 1)) ] &&
             ! compgen -G "$out/tmp-*" >/dev/null
-    report $? "     resumed by $ranks, ${flags//--/}: after step ${from:-0}; newest $there, announced $said"
+    report $? "     resumed by $ranks, ${flags//--/}: ${from:-0}; newest $there, announced $said"
     [ $status = 0 ] || break
 done
 [ $torn -gt 0 ]
@@ -191,7 +203,7 @@ status=$?
     cmp <(numbers "$log") <(numbers "$dir/whole.jsonl") &&
     cmp "$out/step-00000014/model.safetensors" "$dir/whole/step-00000014/model.safetensors" &&
     cmp "$out/step-00000014/optimizer.safetensors" "$dir/whole/step-00000014/optimizer.safetensors"
-report $? 'killed three times and resumed at the same layout: losses, weights and optimizer have the same bits'
+report $? 'killed three times and resumed: losses, weights and optimizer have the same bits'
 
 # ---- a damaged checkpoint: each rank reads a share -----------------------------------------------
 
@@ -211,7 +223,8 @@ for place in 30 160 290 420; do
     [ "$code" = 2 ] && [ "$(grep -c '^error: .*optimizer.safetensors is damaged: ' "$dir/err")" = \
         1 ] &&
         [ "$(grep -c '^error:' "$dir/err")" = 1 ]
-    report $? "4 ranks refuse a damaged checkpoint in one sentence: $(sed -n 's/^error: .*damaged: //p' "$dir/err")"
+    damage=$(sed -n 's/^error: .*damaged: //p' "$dir/err")
+    report $? "4 ranks refuse a damaged checkpoint in one sentence: $damage"
     [ $place = 420 ] || flip $place
 done
 train 4 gpt_3d --tensor 2 --data 2 --resume auto --out "$dir/whole" --dry-run

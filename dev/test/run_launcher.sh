@@ -5,7 +5,8 @@
 # needs: fp32/train_gpt fp32/train_gpt_3d
 . "$(dirname "$0")/report.sh"
 export OMP_NUM_THREADS=1
-size="--layers 1 --heads 2 --channels 16 --seq 16 --micro-batch 1 --train-data dev/test/golden/train.bin --vocab 61"
+size="--layers 1 --heads 2 --channels 16 --seq 16 --micro-batch 1 --vocab 61"
+size+=" --train-data dev/test/golden/train.bin"
 
 # runs CODE START...: the command with the trainer ends with the code, 2 with one sentence.
 runs() {

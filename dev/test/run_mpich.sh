@@ -23,8 +23,9 @@ verdicts "NCCL's calls at 4 ranks" timeout -k 5 120 mpirun.mpich -n 4 \
     "$build-mpich/dev/test/test_nccl"
 
 # shellcheck disable=SC2054
-flags=(--init dev/test/golden --train-data dev/test/golden/train.bin --seq 24 --global-batch 8 --micro-batch 1 --steps 5
-       --lr 1e-3 --lr-final 1 --val-every 0 --tensor 2 --data 2 --pipeline 2 --virtual 2)
+flags=(--init dev/test/golden --train-data dev/test/golden/train.bin --seq 24 --global-batch 8
+       --micro-batch 1 --steps 5 --lr 1e-3 --lr-final 1 --val-every 0
+       --tensor 2 --data 2 --pipeline 2 --virtual 2)
 trains() {  # trains NAME BUILD MPIRUN...: leaves NAME.jsonl and NAME.out
     local name=$dir/$1 trainer=$2/train_gpt_3d
     shift 2

@@ -25,9 +25,14 @@ if [ "${NODES_INSIDE:-}" != 1 ]; then
     # Without root the same is done in a user namespace, where the system allows those.
     private=(unshare --mount --net --pid --fork --kill-child --mount-proc)
     [ "$(id -u)" = 0 ] || private+=(--user --map-root-user)
-    why=$(timeout 20 "${private[@]}" sh -ec 'mount -t tmpfs tmpfs /run; mkdir /run/netns
-        ip link add hub type bridge; ip netns add host; ip link add wire type veth peer name eth0 netns host
-        ip netns exec host unshare --uts hostname host' 2>&1) || skip "cannot make network namespaces: ${why%%$'\n'*}"
+    network='mount -t tmpfs tmpfs /run
+        mkdir /run/netns
+        ip link add hub type bridge
+        ip netns add host
+        ip link add wire type veth peer name eth0 netns host
+        ip netns exec host unshare --uts hostname host'
+    why=$(timeout 20 "${private[@]}" sh -ec "$network" 2>&1) ||
+        skip "cannot make network namespaces: ${why%%$'\n'*}"
     rmdir "$dir"
     NODES_INSIDE=1 exec "${private[@]}" dev/test/run_nodes.sh "$build"
 fi
@@ -67,7 +72,8 @@ chmod +x /run/agent
 launch=(mpirun --allow-run-as-root --oversubscribe --bind-to none
         --mca plm rsh --mca plm_rsh_agent /run/agent --mca pml ob1 --mca btl tcp,self
         --mca btl_tcp_if_include 10.77.0.0/24 --mca oob_tcp_if_include 10.77.0.0/24
-        --mca oob_tcp_keepalive_time 4 --mca oob_tcp_keepalive_intvl 1 --mca oob_tcp_keepalive_probes 4
+        --mca oob_tcp_keepalive_time 4 --mca oob_tcp_keepalive_intvl 1
+        --mca oob_tcp_keepalive_probes 4
         -x CPU_STALL_SECONDS -x OMP_NUM_THREADS)
 
 # over_network SECONDS HOSTS RANKS_PER_HOST FLAGS...: mpirun runs on the first host. Output in
@@ -87,8 +93,8 @@ sent_by() {  # bytes that a host has put on its cable
 
 # ---- the golden case over them -------------------------------------------------------------------
 
-golden="--init dev/test/golden --train-data dev/test/golden/train.bin --seq 24 --global-batch 8 --micro-batch 2
-        --steps 5 --lr 1e-3 --lr-final 1 --val-every 0"
+golden="--init dev/test/golden --train-data dev/test/golden/train.bin --seq 24 --global-batch 8
+        --micro-batch 2 --steps 5 --lr 1e-3 --lr-final 1 --val-every 0"
 message=$((8 * 24 * 32 * 4))  # bytes of the activations between two layers, over the global batch
 
 # same_as_local NAME HOSTS RANKS_PER_HOST LEAST FLAGS...: LEAST bytes have to leave each host in a
@@ -115,8 +121,9 @@ same_as_local() {
     done
     report $code "$name: sent over the network${text}; at least $((least / 1024)) KiB each"
     # shellcheck disable=SC2086
-    timeout -k 5 120 mpirun --allow-run-as-root --oversubscribe --bind-to none -n $((hosts * each)) \
-        "$trainer" $golden "$@" --log /run/local.jsonl --out /run/local >/run/out 2>&1 </dev/null
+    timeout -k 5 120 mpirun --allow-run-as-root --oversubscribe --bind-to none \
+        -n $((hosts * each)) "$trainer" $golden "$@" --log /run/local.jsonl --out /run/local \
+        >/run/out 2>&1 </dev/null
     report $? "$name: runs on one host"
     diff <(numbers /run/net.jsonl) <(numbers /run/local.jsonl) >/run/out 2>&1 &&
         [ "$(wc -l </run/net.jsonl)" = 5 ]
@@ -129,7 +136,9 @@ same_as_local() {
     # The file has the five losses of an independent implementation.
     paste <(sed -n '/"losses"/,/]/p' dev/test/golden/expected.json | grep -o '[0-9.]\{6,\}') \
           <(sed 's/.*"loss":\([^,]*\).*/\1/' /run/net.jsonl) |
-        awk '{d = $1 - $2; if (d < -1e-5 || d > 1e-5 || NF != 2) bad = 1; print} END {exit bad || NR != 5}' >/run/out
+        awk '
+            { d = $1 - $2; if (d < -1e-5 || d > 1e-5 || NF != 2) bad = 1; print }
+            END { exit bad || NR != 5 }' >/run/out
     report $? "$name: losses are those of the golden case"
 }
 
@@ -166,7 +175,7 @@ lose_host() {
     grep -q '^step *3/' /run/out && [ $code != 0 ] && [ $code != 124 ] &&
         [ $((SECONDS - begin)) -le 35 ] &&
         [ "$(ranks_left)" = 0 ]
-    report $? "$name: the job ended with code $code after $((SECONDS - begin)) s, $(ranks_left) ranks are left"
+    report $? "$name: the job ended with $code in $((SECONDS - begin)) s, $(ranks_left) ranks left"
 }
 
 kill_host() { ip netns pids "$1" | xargs kill -KILL; }

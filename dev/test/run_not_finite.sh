@@ -16,8 +16,9 @@ spoil() {
     rm -rf "$dir/bad"
     cp -r "$1" "$dir/bad"
     header=$(od -An -tu8 -N8 "$file" | tr -d ' ')
+    offsets='.*"data_offsets":\[\([0-9]*\),\([0-9]*\)\].*'
     read -r begin end < <(head -c $((8 + header)) "$file" | tail -c +9 | tr '{' '\n' |
-        grep -A1 -F "\"$2\":" | sed -n 's/.*"data_offsets":\[\([0-9]*\),\([0-9]*\)\].*/\1 \2/p' | tail -n 1)
+        grep -A1 -F "\"$2\":" | sed -n "s/$offsets/\1 \2/p" | tail -n 1)
     # shellcheck disable=SC2059
     printf "$3" | dd of="$file" bs=1 seek=$((8 + header + begin + (end - begin) / 8 * 4)) \
         conv=notrunc 2>/dev/null

@@ -8,8 +8,10 @@ export OMP_NUM_THREADS=1
 need_gpus 1
 
 # A tokenizer that has no x: as bytes, "axb" would come back whole.
-letters='{"pre_tokenizer":{"type":"ByteLevel"},"model":{"type":"BPE","vocab":{"a":0,"b":1},"merges":[]}}'
-sentences='{"normalizer":{"type":"Sequence","normalizers":[]},"model":{"type":"Unigram","vocab":[]}}'
+model='{"type":"BPE","vocab":{"a":0,"b":1},"merges":[]}'
+letters="{\"pre_tokenizer\":{\"type\":\"ByteLevel\"},\"model\":$model}"
+normalizer='{"type":"Sequence","normalizers":[]}'
+sentences="{\"normalizer\":$normalizer,\"model\":{\"type\":\"Unigram\",\"vocab\":[]}}"
 train() {
     "$build/train_gpt" --train-data dev/test/golden/train.bin --seq 4 --micro-batch 1 \
         --global-batch 1 "$@" \
@@ -77,7 +79,8 @@ look() {  # look FLAGS...: no data, no step
 }
 before=$(cat "$dir"/bytes/step-00000001/* | cksum)
 look && [ "$(grep -c '^sample: axb' "$dir/out")" = 1 ] && [ ! -s "$dir/err" ]
-report $? "a checkpoint is sampled without data: $(grep -a '^sample' "$dir/out" | head -c 40 | tr -cd ' -~')"
+sample=$(grep -a '^sample' "$dir/out" | head -c 40 | tr -cd ' -~')
+report $? "a checkpoint is sampled without data: $sample"
 first=$(cksum <"$dir/out")
 look && [ "$first" = "$(cksum <"$dir/out")" ]
 report $? 'twice the same'

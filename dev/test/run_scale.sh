@@ -62,7 +62,7 @@ while read -r _ _ gpus _ _ low _ high; do
         --channels 64 --vocab 100 --seq 64 --micro-batch 1 --global-batch "$gpus" --steps 1 \
             >"$dir/out" 2>"$dir/err"
     grep -q "size take $(printf '%+.0f to %+.0f%%' "$low" "$high") longer" "$dir/out"
-    report $? "up to $gpus GPUs: the trainer says as the table that published runs take $low to $high% longer"
+    report $? "up to $gpus GPUs: the trainer says as the table: $low to $high% longer"
 done < <(grep '^up to' "$dir/published")
 
 # nemotron ROW FLAGS...: the step of a published run of Nemotron-4 by train_llama's own clock, in
@@ -72,8 +72,9 @@ nemotron() {
     local row=$1 published step far
     shift
     published=$(awk -F, -v id="$row" '$1 == id { print $25 }' dev/scale/rows_nemotron.csv)
-    step=$("${build/fp32/bf16}/train_llama" --simulate dev/clusters/eos-2025.json --ranks "${row##*-}" --seq 4096 \
-        --zero 1 --steps 2 "$@" 2>"$dir/err" | sed -n 's/^step \([0-9.]*\) s .*/\1/p')
+    step=$("${build/fp32/bf16}/train_llama" --simulate dev/clusters/eos-2025.json \
+        --ranks "${row##*-}" --seq 4096 --zero 1 --steps 2 "$@" 2>"$dir/err" |
+        sed -n 's/^step \([0-9.]*\) s .*/\1/p')
     far=$(awk -v step="${step:-0}" -v published="$published" \
         'BEGIN { printf "%.1f", 100 * (step / published - 1) }')
     awk -v far="$far" 'BEGIN { exit !(far < 8 && far > -8) }'
@@ -92,8 +93,12 @@ make -s holmes >"$dir/holmes" 2>"$dir/err" && [ \
     "$(grep -c '^| [0-9.]*B | [0-9]* | ' "$dir/holmes")" = 8 ]
 report $? 'make holmes predicts 8 published rates'
 awk -F'|' '{ gsub(/ /, "") } $2 == "3.6B" { rate[$4, $3] = $6 }
-    END { for (gpus = 32; gpus <= 64; gpus *= 2)
-              if (!(rate["InfiniBand", gpus] > rate["RoCE", gpus] && rate["RoCE", gpus] > 1.2 * rate["Ethernet", gpus])) exit 1 }' \
+    END {
+        for (gpus = 32; gpus <= 64; gpus *= 2) {
+            roce = rate["RoCE", gpus]
+            if (!(rate["InfiniBand", gpus] > roce && roce > 1.2 * rate["Ethernet", gpus])) exit 1
+        }
+    }' \
     "$dir/holmes"
 report $? 'of which those over Ethernet are lowest, and those over InfiniBand highest, as published'
 for stages in 19,17 20,17; do
@@ -103,7 +108,8 @@ for stages in 19,17 20,17; do
 done >"$dir/stages"
 [ "$(sed -n 1p "$dir/stages")" = '0 ' ] && grep -q \
     "stages' layers '20,17' are not those of 2 stages and 36" "$dir/stages"
-report $? "stages of unequal length are read, and refused if they do not sum up: $(tr '\n' ';' <"$dir/stages")"
+stages=$(tr '\n' ';' <"$dir/stages")
+report $? "stages of unequal length are read, and refused if they do not sum up: $stages"
 
 # ---- a large job ---------------------------------------------------------------------------------
 
@@ -123,8 +129,10 @@ done
 wait $job && grep -q '^step ' "$dir/out"
 report $? '8 stages of 12,288 ranks are simulated'
 times >>"$dir/times"
-seconds=$(sed -n '2p;4p' "$dir/times" | awk '{ split($1, user, /[ms]/); split($2, kernel, /[ms]/)
-    last = spent; spent = 60 * (user[1] + kernel[1]) + user[2] + kernel[2] } END { print spent - last }')
+seconds=$(sed -n '2p;4p' "$dir/times" | awk '
+    { split($1, user, /[ms]/); split($2, kernel, /[ms]/) }
+    { last = spent; spent = 60 * (user[1] + kernel[1]) + user[2] + kernel[2] }
+    END { print spent - last }')
 awk -v seconds="$seconds" -v most=$most \
     'BEGIN { exit !(seconds > 0 && seconds < 2 && most > 0 && most < 200000) }'
 report $? "in $seconds CPU seconds and $((most / 1000)) MB"

@@ -13,8 +13,9 @@ trap 'exit 1' HUP INT TERM
 
 build/tools/byte_corpus "$dir/train.bin" "$dir/val.bin" README.md llmc/*.h llmc/host/*.h \
     >/dev/null || exit 1
-quick="--layers 2 --heads 2 --channels 32 --train-data $dir/train.bin --seq 32 --micro-batch 1 --global-batch 4"
-slow="--layers 4 --heads 4 --channels 128 --train-data $dir/train.bin --seq 128 --micro-batch 2 --global-batch 48"
+data="--train-data $dir/train.bin"
+quick="--layers 2 --heads 2 --channels 32 $data --seq 32 --micro-batch 1 --global-batch 4"
+slow="--layers 4 --heads 4 --channels 128 $data --seq 128 --micro-batch 2 --global-batch 48"
 
 # train RANKS FLAGS...: starts a run in the background, and sets job and out.
 train() {
@@ -70,7 +71,7 @@ step=$((($(now) - begin) / 1000000))
 sleep "$(awk "BEGIN { print $step / 4000 }")"
 pkill -TERM -o -P "$job" -x train_gpt_3d
 ends $((2 * step + 500)) && [ $code = 0 ] && whole 3
-report $? "SIGTERM to one of 2 ranks, a quarter into a step of $step ms: code $code after $took ms, step 3 saved"
+report $? "SIGTERM to one of 2 ranks in a step of $step ms: code $code after $took ms, step 3 saved"
 
 for signal in INT USR1; do
     [ $signal$open_mpi = INT0 ] && continue
@@ -86,7 +87,7 @@ for signal in INT USR1; do
     [ $signal = INT ] || [ "$code $last" = "0 $((before + 1))" ] || status=1
     unset OMPI_MCA_odls_base_sigkill_timeout
     report $status \
-        "SIG$signal to mpirun, a quarter into a step, 4 ranks: code $code after $took ms, step $last saved"
+        "SIG$signal to mpirun in a step, 4 ranks: code $code after $took ms, step $last saved"
 done
 
 for signal in INT HUP; do
@@ -110,7 +111,8 @@ report $? "SIGTERM in a long validation: code $code after $took ms, step 2 saved
 # resumes: the last run goes on with the same command; steps_of KEY: the steps of all lines of the
 # log that have it.
 steps_of() { sed -n "s/^{\"step\":\([0-9]*\),.*\"$1\":.*/\1/p" "$out.jsonl" | tr '\n' ' '; }
-due="$quick --val-data $dir/val.bin --val-every 1 --val-batches 2 --sample-every 1 --sample-tokens 2"
+due="$quick --val-data $dir/val.bin --val-every 1 --val-batches 2"
+due+=" --sample-every 1 --sample-tokens 2"
 ok=0
 for ((i = 0; i < 3; i++)); do
     train 1 $due --steps 40
@@ -143,11 +145,12 @@ report $? "a signal in the last step, and a resume: the last validation and samp
 # The kernels that oneDNN makes for these sizes use the stack pointer for a buffer of theirs: the
 # frame of a handler would overwrite the heap. So the trainer has none: one thread waits for the
 # signals, and all others block them.
-large="--layers 4 --heads 4 --channels 128 --train-data $dir/train.bin --seq 128 --micro-batch 8 --global-batch 16"
+large="--layers 4 --heads 4 --channels 128 $data --seq 128 --micro-batch 8 --global-batch 16"
 # Bits PROCESS NAME
 bits() { sed -n "s/^$2:[[:space:]]*/0x/p" "/proc/$1/status" 2>/dev/null || echo 0; }
 asked=$((1 << 14 | 1 << 1 | 1 << 9 | 1))  # TERM, INT, USR1, HUP
-# Handlers of the fault itself (ILL, TRAP, ABRT, BUS, FPE, SEGV, SYS), and the C library's own three.
+# Handlers of the fault itself (ILL, TRAP, ABRT, BUS, FPE, SEGV, SYS), and the C library's own
+# three.
 allowed=$((1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 10 | 1 << 30 | 7 << 31))
 ok=0 threads=0
 for signal in TERM INT USR1 HUP; do
@@ -190,7 +193,7 @@ for signal in TERM USR1; do  # 130 million weights take seconds to make
     report $? "SIG$signal before training ends the run at once (code $code after $took ms)"
 done
 
-# ---- stopped, and told to go on --------------------------------------------------------------------------------------
+# ---- stopped, and told to go on ------------------------------------------------------------------
 
 for pair in 'TSTP mpirun' 'STOP mpirun' 'STOP all' 'CONT all'; do
     read -r signal who <<<"$pair"
@@ -205,7 +208,7 @@ for pair in 'TSTP mpirun' 'STOP mpirun' 'STOP all' 'CONT all'; do
     # shellcheck disable=SC2086
     kill -CONT $ranks "$job"
     ends 60000 && [ $code = 0 ] && [ "$(steps)" = 400 ] && ! grep -q '^stopped' "$dir/out"
-    report $? "SIG$signal to $who, and SIGCONT: the run goes on to its end (code $code after $(steps) steps)"
+    report $? "SIG$signal to $who, and SIGCONT: the run ends (code $code after $(steps) steps)"
 done
 
 # One rank alone, for three times the seconds after which the others would report a deadlock.
@@ -216,9 +219,9 @@ kill -STOP "$rank"
 sleep 6
 kill -CONT "$rank"
 ends 60000 && [ $code = 0 ] && [ "$(steps)" = 400 ]
-report $? "SIGSTOP to one rank of 4, and SIGCONT after 6 s: the others have waited (code $code after $(steps) steps)"
+report $? "SIGSTOP to one rank of 4, and SIGCONT after 6 s: the others wait ($code, $(steps) steps)"
 
-# ---- quick steps: nothing is lost, whatever the signal meets ---------------------------------------------------------
+# ---- quick steps: nothing is lost, whatever the signal meets -------------------------------------
 
 ok=0 tries=6
 for ((i = 0; i < tries; i++)); do
@@ -231,12 +234,13 @@ for ((i = 0; i < tries; i++)); do
     ends 10000 && [ $code = 0 ] && whole "$(steps)" "$quick" && ok=$((ok + 1))
 done
 [ $ok = $tries ]
-report $? "SIGTERM to all 4 ranks between and within quick steps: $ok of $tries saved the last step that was logged"
+report $? "SIGTERM to all 4 ranks at any time: $ok of $tries saved the last step that was logged"
 
-# ---- no reader, no open output -----------------------------------------------------------------------------------
+# ---- no reader, no open output -------------------------------------------------------------------
 
 out=$dir/pipe
-"$build/train_gpt" $quick --steps 20 --out "$out" --log "$out.jsonl" 2>"$dir/err" | head -n 1 >"$dir/out"
+"$build/train_gpt" $quick --steps 20 --out "$out" --log "$out.jsonl" 2>"$dir/err" |
+    head -n 1 >"$dir/out"
 code=${PIPESTATUS[0]}
 [ "$code" = 0 ] && [ "$(newest "$out")" = 20 ]
 report $? "| head -n 1 with --out: code $code, the last step is saved"
@@ -252,14 +256,16 @@ ok=0
 for closed in '>&-' '2>&-' '<&-' '>&- 2>&-' '<&- >&- 2>&-'; do
     out=$dir/closed
     rm -rf "$out" "$out.jsonl"
-    eval "\"$build/train_gpt\" $quick --steps 3 --save-every 1 --out $out --log $out.jsonl $closed" \
+    saves="--out $out --log $out.jsonl"
+    eval "\"$build/train_gpt\" $quick --steps 3 --save-every 1 $saves $closed" \
         >"$dir/out" 2>"$dir/err"
-    [ $? = 0 ] && [ "$(newest "$out")" = 3 ] && [ "$(wc -l <"$out.jsonl")" = 3 ] && [ "$(steps)" = 3 ] &&
-        "$build/train_gpt" $quick --steps 4 --resume auto --out "$out" --log "$out.jsonl" >"$dir/out" 2>&1 &&
+    [ $? = 0 ] && [ "$(newest "$out")" = 3 ] && [ "$(wc -l <"$out.jsonl")" = 3 ] &&
+        [ "$(steps)" = 3 ] &&
+        "$build/train_gpt" $quick --steps 4 --resume auto $saves >"$dir/out" 2>&1 &&
         ok=$((ok + 1))
 done
 [ $ok = 5 ]
-report $? "closed descriptors: $ok of 5 combinations leave a log of their steps alone, which can be resumed"
+report $? "closed descriptors: $ok of 5 combinations leave a log of their steps that is resumed"
 # Nothing that the trainer or MPI opens may get their numbers.
 # shellcheck disable=SC2086
 (exec <&- >&- 2>&-; exec "$build/train_gpt" $quick --steps 1000000 --log "$dir/numbers.jsonl") &
@@ -272,11 +278,13 @@ job=
 [ -s "$dir/numbers.jsonl" ] && [ "$null" = 3 ]
 report $? "closed descriptors: $null of 3 are /dev/null while the trainer runs"
 
-# ---- data that turns out to be damaged -------------------------------------------------------------------------------
+# ---- data that turns out to be damaged -----------------------------------------------------------
 
-# The 20th sample has a token that no vocabulary has: step 5 of 4 samples.
+# foreign FILE TOKEN: gives it an id that no vocabulary has.
+foreign() { printf '\377\377' | dd of="$1" bs=1 seek=$((1024 + 2 * $2)) conv=notrunc 2>/dev/null; }
+# The 20th sample has one: step 5 of 4 samples.
 cp "$dir/train.bin" "$dir/foreign.bin"
-printf '\377\377' | dd of="$dir/foreign.bin" bs=1 seek=$((1024 + 2 * (32 * 19 + 7))) conv=notrunc 2>/dev/null
+foreign "$dir/foreign.bin" $((32 * 19 + 7))
 for ranks in 1 4; do
     flags=()
     [ $ranks = 4 ] && flags=(--data 4)
@@ -288,9 +296,10 @@ for ranks in 1 4; do
 done
 train 4 $quick --data 4 --val-data "$dir/val.bin" --val-every 5 --val-batches 2 --steps 1000000
 await have_steps 2
-printf '\377\377' | dd of="$dir/val.bin" bs=1 seek=$((1024 + 2 * 50)) conv=notrunc 2>/dev/null
+foreign "$dir/val.bin" 50
 ends 20000
-[ $code = 1 ] && [ "$(grep -c '^error: .*val.bin has token 65535' "$dir/err")" = 1 ] && whole "$(steps)" "$quick"
+[ $code = 1 ] && [ "$(grep -c '^error: .*val.bin has token 65535' "$dir/err")" = 1 ] &&
+    whole "$(steps)" "$quick"
 report $? "a foreign token in validation data: code $code, the last step is saved"
 
 finish

@@ -71,7 +71,8 @@ says 'a program of another folder' 'PRECISION' make build/cpu-bf17/train_gpt_3d
 # One list of models: the trainers' own, train_llama's among them; the planner and the explorer have
 # all of them.
 names=$({ "$build/train_gpt_3d" --help | sed -n '/--model NAME/,/--layers/p'
-          sed -n '/define LLAMA_NAMES/,/[^\\]$/p' llmc/llama.h | grep -v '^//'; } | grep -oE '[a-z0-9.]+-[a-z0-9.-]+|gpt2|d[0-9]+')
+          sed -n '/define LLAMA_NAMES/,/[^\\]$/p' llmc/llama.h | grep -v '^//'; } |
+          grep -oE '[a-z0-9.]+-[a-z0-9.-]+|gpt2|d[0-9]+')
 missing=
 for name in $names; do
     build/tools/plan --help | grep -qwF -- "$name" && grep -qF "\"$name\": [" doc/explorer.html ||

@@ -209,7 +209,12 @@ elif [ $ended -ne $started ]; then
     failed=$((failed + started - ended))
 fi
 [ "$ended" -lt 2 ] || sort -rn <<<"$times" | head -n 8 |
-    awk '{ s = $1 / 10; sub(/^[0-9]+ /, ""); all = all (NR > 1 ? ", " : "") sprintf("%s %.0f s", $0, s) }
+    awk '
+        {
+            s = $1 / 10
+            sub(/^[0-9]+ /, "")
+            all = all (NR > 1 ? ", " : "") sprintf("%s %.0f s", $0, s)
+        }
         END { print "slowest: " all }'
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

@@ -30,6 +30,7 @@ static long exchange_unless_fixed(long number, int a, const char *from, int b, c
 #define rename(from, to) rename_unless_fixed(from, to)
 #define syscall(number, a, from, b, to, flags) exchange_unless_fixed(number, a, from, b, to, flags)
 #include "llmc/host/checkpoint_list.h"
+#include "llmc/llama.h"
 
 #include <sched.h>
 #include <signal.h>

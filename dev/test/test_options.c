@@ -1,7 +1,8 @@
 // test_options.c: llmc/host/options.h and options_ranks.h: what they accept and derive, and the
 // sentence for everything that they refuse.
 #include "dev/test/check.h"
-#include "llmc/host/options_ranks.h"
+#include "llmc/grid.h"
+#include "llmc/host/options.h"
 
 enum { ALL = OPTIONS_TENSOR | OPTIONS_PIPELINE | OPTIONS_DATA, MAX_WORDS = 64 };
 

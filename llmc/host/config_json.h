@@ -31,17 +31,12 @@ static inline bool config_size(const cJSON *root, const char *key, size_t max, s
 static inline bool config_is(const cJSON *root, const char *key, const char *values,
                              const char *path, Error *err) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, key);
-    char *text = item ? cJSON_PrintUnformatted(item) : NULL;
-    bool ok = !item;
-    size_t first = strcspn(values, "|");
-    for (const char *v = values; text && !ok; v += strcspn(v, "|") + 1) {
-        size_t n = strcspn(v, "|");
-        ok = strlen(text) == n && strncmp(text, v, n) == 0;
-        if (!v[n]) break;
-    }
-    cJSON_free(text);
+    if (!item) return true;
+    char *text = (char *)host_check(cJSON_PrintUnformatted(item), 1, 1);
+    bool ok = field_choice(values, text) >= 0;
+    free(text);
     return ok || error_set(err, "%s: \"%s\" must be %.*s: this variant is not supported",
-                           path, key, (int)first, values);
+                           path, key, (int)strcspn(values, "|"), values);
 }
 
 // Two places of one fact, key of a and another of b: if both are there and not null,

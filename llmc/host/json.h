@@ -1,7 +1,7 @@
 // json.h: reads JSON files that may be damaged or hostile. The parser is cJSON.
 //
 // defines: JSON_MAX_WHOLE, compare_names, json_parse, json_read, json_whole,
-//          json_print_real, json_member, json_set_member, json_set_field, json_print_field
+//          json_member, json_set_member, json_set_field, json_print_field
 #ifndef LLMC_JSON_H
 #define LLMC_JSON_H
 
@@ -97,19 +97,6 @@ static inline bool json_whole(const cJSON *item, uint64_t *out) {
     if (!(x >= 0.0 && x <= JSON_MAX_WHOLE) || x != floor(x)) return false;
     *out = (uint64_t)x;
     return true;
-}
-
-// Prints a number as Python writes a float, so that it stays one: with the fewest digits
-// that give it back, and a point or an exponent.
-static inline const char *json_print_real(char text[40], double x) {
-    int digits = 1, exponent = 0;
-    do snprintf(text, 40, "%.*e", digits - 1, x);
-    while (strtod(text, NULL) != x && ++digits <= 17);
-    sscanf(strchr(text, 'e'), "e%d", &exponent);
-    int decimals = digits - 1 - exponent;
-    if (exponent >= -4 && exponent < 16)
-        snprintf(text, 40, "%.*f", decimals > 1 ? decimals : 1, x);
-    return text;
 }
 
 // Returns the end of the JSON value at `c`, or of the name, in valid JSON.

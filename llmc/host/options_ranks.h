@@ -1,12 +1,10 @@
-// options_ranks.h: the flags of trainers of several ranks, and the grid that they ask for.
+// options_ranks.h: the flags of trainers of several ranks.
 //
-// defines: OPTIONS_TENSOR, OPTIONS_PIPELINE, OPTIONS_DATA, RANK_OPTIONS, rank_options,
-//          one_rank_options
+// defines: OPTIONS_TENSOR, OPTIONS_PIPELINE, OPTIONS_DATA, RANK_OPTIONS, one_rank_options
 #ifndef LLMC_OPTIONS_RANKS_H
 #define LLMC_OPTIONS_RANKS_H
 
-#include "llmc/grid.h"
-#include "llmc/host/options.h"
+#include "llmc/host/options_table.h"
 
 // Sections of the rows below, as tags beside OPTION_BASIC and OPTION_TRAINS: a trainer has
 // some of them.
@@ -55,62 +53,6 @@ static const Field RANK_OPTIONS[] = {
 };
 #undef ROW
 
-// Fills in the sizes of the grid that were left out, for a run of `ranks` ranks, checks
-// that the model divides, and places this rank.
-static inline bool rank_options_resolve(Options *o, size_t ranks, Error *err) {
-    const GPTConfig *c = &o->config;
-    Grid *g = &o->grid;
-    size_t *last = o->groups.sections & OPTIONS_DATA       ? &g->d
-                   : o->groups.sections & OPTIONS_PIPELINE ? &g->p
-                                                           : &g->t;
-    bool takes_rest =
-        *last == 0;  // the last size that this trainer has: all ranks that are left over
-    if (!g->t) g->t = 1;
-    if (!g->p) g->p = 1;
-    if (!g->d) g->d = 1;
-    if (takes_rest && ranks % (g->t * g->p * g->d) == 0)
-        *last = ranks / (g->t * g->p * g->d);
-    if (c->NH % g->t)
-        return error_set(
-            err, "--tensor %zu does not divide the %zu heads: take a size that does", g->t,
-            c->NH);
-    if (c->Vp % g->t)
-        return error_set(
-            err,
-            "--tensor %zu does not divide the vocabulary padded to %zu: take a power of 2",
-            g->t, c->Vp);
-    if (o->sequence_parallel && o->seq % g->t)
-        return error_set(
-            err,
-            "--tensor %zu does not divide --seq %zu, which --sequence-parallel 1 needs",
-            g->t, o->seq);
-    if (o->schedule_file && o->schedule >= 0)
-        return error_set(
-            err, "--schedule and --schedule-file exclude each other: leave one out");
-    if (o->max_in_flight && o->schedule != SCHEDULE_ZB_AUTO)
-        return error_set(err,
-                         "--max-in-flight %zu needs --schedule zb-auto, the only schedule "
-                         "with such a limit",
-                         o->max_in_flight);
-    if (o->schedule < 0) o->schedule = o->chunks > 1 ? SCHEDULE_INTERLEAVED : SCHEDULE_1F1B;
-    if (g->p * o->chunks > c->L)
-        return error_set(
-            err,
-            "%zu layers do not fill %zu stages * %zu chunks: lower --pipeline or --virtual",
-            c->L, g->p, o->chunks);
-    if (o->layers_per_stage && !stage_list_is(o->layers_per_stage, c->L, g->p, o->chunks))
-        return error_set(err,
-                         "--layers-per-stage %.100s must be %zu numbers, one for each "
-                         "stage, that sum to the %zu "
-                         "layers and are %zu or more, as in --layers-per-stage 3,2",
-                         o->layers_per_stage, g->p, c->L, o->chunks);
-    if (g->d % o->context)
-        return error_set(
-            err, "--context %zu does not divide the %zu data ranks: take a size that does",
-            o->context, g->d);
-    return grid_make(g, ranks, g->rank, o->order, err);
-}
-
 // The trainers that have a row with these tags.
 static inline const char *rank_option_trainers(unsigned tags) {
     return tags & OPTIONS_TENSOR     ? "train_gpt_tp and the trainers after it"
@@ -118,19 +60,11 @@ static inline const char *rank_option_trainers(unsigned tags) {
                                      : "train_gpt_3d and train_data";
 }
 
-// The rows that a trainer with these sections of RANK_OPTIONS adds to the
-// command line.
-static inline RankOptions rank_options(unsigned sections) {
-    const RankOptions x = {RANK_OPTIONS, sizeof RANK_OPTIONS / sizeof *RANK_OPTIONS,
-                           sections, rank_option_trainers, rank_options_resolve};
-    return x;
-}
-
-// The same for a trainer of one rank: none of these flags, but each is refused with the
-// trainers that have it.
+// What a trainer of one rank gives options_parse: it has none of these flags, but refuses
+// each with the trainers that have it. grid.h has the one of several ranks.
 static inline RankOptions one_rank_options(void) {
-    RankOptions x = rank_options(0);
-    x.resolve = NULL;
+    const RankOptions x = {RANK_OPTIONS, sizeof RANK_OPTIONS / sizeof *RANK_OPTIONS, 0,
+                           rank_option_trainers, NULL};
     return x;
 }
 

@@ -1,5 +1,6 @@
 // add.cuh: adds one array of floats to another, on any stream: gradients that several
-// micro-batches have left. lesson: fsdp
+// micro-batches have left.
+// lesson: fsdp
 //
 // defines: add_floats
 #ifndef LLMC_ADD_CUH

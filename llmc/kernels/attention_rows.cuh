@@ -368,7 +368,8 @@ __global__ void __launch_bounds__(A::THREADS, 1)
     alignas(64) __shared__ typename A::Tile q_tile[A::TILE], d_tile[A::TILE];
     AttentionPlace at = row_place<A>(a, true);
     typename A::V k[A::CHANNELS], v[A::CHANNELS], dk[A::CHANNELS], dv[A::CHANNELS];
-    zero_rows<A>(dk, a), zero_rows<A>(dv, a);
+    zero_rows<A>(dk, a);
+    zero_rows<A>(dv, a);
     A::load_rows(k, q_tile, a.k + at.in_k, a.k_stride, at, a, a.scale);
     A::load_rows(v, q_tile, a.v + at.in_k, a.k_stride, at, a, 1.0f);
     const size_t queries = (size_t)at.others;  // not int: the compiler would spill

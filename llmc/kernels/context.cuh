@@ -1,5 +1,6 @@
 // context.cuh: sequences cut over c ranks: rows in the order of Ulysses' all-to-all, and
-// the ring's partial attention. lesson: context
+// the ring's partial attention.
+// lesson: context
 //
 // defines: heads_cut, heads_join, tokens_join, tokens_cut, RingStep, ring_step, Ring,
 //          take_ring, attention_pair_forward, attention_pair_backward, attention_merge,

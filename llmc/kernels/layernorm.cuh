@@ -193,8 +193,10 @@ __global__ void __launch_bounds__(LONG_ROW_THREADS)
         float x[W], d[W], w[W], sums[W] = {0.0f}, dots[W] = {0.0f};
         for (size_t i = s.begin; i < s.end; i += s.step) {
             float dw[W] = {0.0f}, db[W] = {0.0f};
-            if (n > first)
-                load_floats<W>(dw, dweight + i * W), load_floats<W>(db, dbias + i * W);
+            if (n > first) {
+                load_floats<W>(dw, dweight + i * W);
+                load_floats<W>(db, dbias + i * W);
+            }
             load_floats<W>(x, x_row + i * W);
             load_floats<W>(d, dout_row + i * W);
             load_floats<W>(w, a.weight + i * W);

@@ -1,5 +1,6 @@
 // rope.cuh: rotary position embedding (RoFormer, Su et al. 2021), in place on the heads of
-// q and k. lesson: llama
+// q and k.
+// lesson: llama
 //
 // Of a head's HS channels the first D are pairs (i, i + D/2), as Hugging Face has them.
 // Pair i at position t turns by an angle of which a table [T, D/2, 2] has cosine and sine.

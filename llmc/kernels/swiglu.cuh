@@ -1,5 +1,6 @@
 // swiglu.cuh: the activations of Llama's and Nemotron's MLPs: silu(gate) * up (Shazeer
-// 2020), and relu(x)^2. lesson: llama
+// 2020), and relu(x)^2.
+// lesson: llama
 //
 // A row of the input is F gates, then the F channels that they multiply: one matrix product
 // makes both.

@@ -21,7 +21,7 @@
 #ifndef LLMC_RANKS_CUH
 #define LLMC_RANKS_CUH
 
-#include "llmc/host/options_ranks.h"
+#include "llmc/grid.h"
 #include "llmc/trainer.cuh"
 
 static constexpr size_t WARM_UP_BYTES = 64 << 20;  // of the largest message in job_warm_up

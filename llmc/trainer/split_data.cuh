@@ -1,5 +1,6 @@
 // split_data.cuh: groups of some of the data ranks, which share what all data ranks have in
-// the four trainers. lesson: moe
+// the four trainers.
+// lesson: moe
 //
 // defines: job_split_data, trainer_connect_data, trainer_group_end
 #ifndef LLMC_SPLIT_DATA_CUH

@@ -319,20 +319,24 @@ static inline void trainer_allocate(Model *m, void (*layout)(Model *m)) {
     job_connect(&m->job);
 }
 
+// Allocates host memory that the device copies from and to beside its work.
+template <class T>
+static inline void pinned_array(T *&host, size_t count) {
+    CUDA_CHECK(cudaMallocHost((void **)&host, count * sizeof(T)));
+}
+
 // Host buffers, weights and optimizer as the run begins. All ranks have met (job_connect),
 // each buffer has its place.
 static inline void trainer_start(Trainer *m) {
     const Options *o = &m->opt;
     Error err;
     const char *from = o->resume ? o->resume : o->init;
-    size_t tokens = m->micros * m->B * m->T * sizeof(int);
-    CUDA_CHECK(cudaMallocHost((void **)&m->host_inputs, tokens));
-    CUDA_CHECK(cudaMallocHost((void **)&m->host_targets, tokens));
-    CUDA_CHECK(cudaMallocHost((void **)&m->host_sums, m->micros * sizeof(double)));
-    CUDA_CHECK(
-        cudaMallocHost((void **)&m->host_norms, m->share.piece_count * sizeof(double)));
-    CUDA_CHECK(cudaMallocHost((void **)&m->host_totals,
-                              (count_tensors(&m->config) + TOTALS_EXTRA) * sizeof(double)));
+    size_t tokens = m->micros * m->B * m->T;
+    pinned_array(m->host_inputs, tokens);
+    pinned_array(m->host_targets, tokens);
+    pinned_array(m->host_sums, m->micros);
+    pinned_array(m->host_norms, m->share.piece_count);
+    pinned_array(m->host_totals, count_tensors(&m->config) + TOTALS_EXTRA);
     const State *states[] = {&m->share, &m->state};
     for (const State *s : states)
         CUDA_CHECK(cudaMemcpy(s->pieces, s->host_pieces, s->piece_count * sizeof(Piece),
