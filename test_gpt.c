@@ -712,6 +712,11 @@ static const Row ROWS[] = {
     {"fsdp", 1, 2, 1, 1, GOLDEN, "--shard 2 --recompute gelu", false, NULL},
     {"fsdp", 1, 2, 1, 1, GOLDEN, "--overlap 0", false, NULL},
     {"fsdp", 1, 4, 1, 1, GOLDEN, "--recompute layer", false, NULL},
+    {"fsdp", 1, 4, 1, 1, GOLDEN, "--replicas 2", true, NULL},
+    {"fsdp", 1, 4, 1, 1, GOLDEN, "--shard 2 --overlap 0 --recompute layer --replicas 2", false,
+     NULL},
+    {"fsdp", 1, 8, 1, 1, GOLDEN, "--recompute gelu --replicas 4", false, NULL},
+    {"fsdp", 1, 2, 1, 1, GOLDEN, "--replicas 2", false, "each rank has the whole model"},
     {"_3d", 1, 2, 2, 1, SHARED, "", true, "\"tied-embedding order\""},
     {"_3d", 1, 2, 2, 1, SHARED, "--virtual 2", false, "\"p = 2 interleaved\""},
     {"_3d", 1, 2, 2, 1, SHARED, "--schedule gpipe --zero 0", false, NULL},
@@ -831,7 +836,7 @@ typedef struct {
     double *one_rank;                     // gradients of the first row; NULL before
 } Case;
 
-// Rows of the same case, t, d, micro-batch, sequence and context parallelism must have the same
+// Rows of the same case, t, d, micro-batch, sequence and context parallelism and replicas must have the same
 // bits, whatever else they do differently, if all of them have stages or none of them has. With
 // and without, losses and gradients of the first step are the same but for the tied embedding,
 // whose two gradients are added in another order. train_fsdp sums over the ranks before it adds
@@ -839,7 +844,7 @@ typedef struct {
 typedef struct {
     int fixture, t, d, micro;
     bool sp, stages, ranks_first;
-    const char *context;  // its flags from --context on, or ""
+    const char *groups;  // its flags from --context or --replicas on, or ""
     size_t row;  // whose run is kept in folder family-ROW
     Log log;
     double *gradients;
@@ -897,11 +902,12 @@ static bool same_gradients(const ParamTable *table, const double *a, const doubl
 static bool compare_bits(Matrix *m, const Row *row, const ParamTable *table, const Log *log,
                          double *gradients, char says[48]) {
     bool sp = row->t > 1 && strstr(row->flags, "--sequence-parallel 1");
-    const char *context = strstr(row->flags, "--context");
+    const char *groups = strstr(row->flags, "--context");
+    if (!groups) groups = strstr(row->flags, "--replicas");
     bool several = m->cases[row->fixture].h.global_batch > (size_t)(row->d * row->micro);
     bool ranks_first = strcmp(row->trainer, "fsdp") == 0 && row->d > 1 && several;
     Family mine = {row->fixture, row->t,     row->d,      row->micro,
-                   sp,           row->p > 1, ranks_first, context ? context : "",
+                   sp,           row->p > 1, ranks_first, groups ? groups : "",
                    m->rows,      *log,       gradients};
     const Family *same = NULL, *other = NULL;
     char step[48], kept[96];
@@ -909,7 +915,7 @@ static bool compare_bits(Matrix *m, const Row *row, const ParamTable *table, con
         const Family *f = &m->family[i];
         if (f->fixture != mine.fixture || f->t != mine.t || f->d != mine.d ||
             f->micro != mine.micro || f->sp != mine.sp || f->ranks_first != mine.ranks_first ||
-            strcmp(f->context, mine.context) != 0)
+            strcmp(f->groups, mine.groups) != 0)
             continue;
         *(f->stages == mine.stages ? &same : &other) = f;
     }

@@ -4,6 +4,7 @@
 // ZeRO stages 2 and 3 (Rajbhandari et al. 2020); FSDP (Zhao et al. 2023). The d ranks share
 // the global batch, and each owns 1/d of every bucket (wte, wpe, each layer, ln_f),
 // whatever tensors that cuts. That is all it keeps of weights and gradients: its shard.
+// With --replicas r (HSDP) only d/r neighbours share the model, and there are r copies of it.
 //
 // A layer computes in windows: its weights are gathered into one, and its gradients are
 // summed from another into the shard, after each micro-batch. Layers l and l + 2 share both:
@@ -20,7 +21,7 @@
 // vocabulary, from V0 = 0 on.
 
 // Trainer: everything but the mathematics: options, memory, data, optimizer, checkpoints
-#include "llmc/trainer/ranks.cuh"
+#include "llmc/trainer/split_data.cuh"
 #include "llmc/kernels/add.cuh"
 #include "llmc/kernels/attention.cuh"
 #include "llmc/kernels/classifier.cuh"
@@ -55,24 +56,31 @@ enum { SHARD_2, SHARD_3 };  // choices of --shard
 
 // This lesson's rows of the command line.
 struct ShardOptions {
-    int shard;  // SHARD_*
+    int shard;        // SHARD_*
+    size_t replicas;  // of the model, each sharded among its d/r data ranks
 };
 
 static const Field SHARD_OPTIONS[] = {
     {"shard", FIELD_CHOICE, offsetof(ShardOptions, shard), "3", 0, 0, OPTION_BASIC, "2|3",
      "2: weights are gathered once a step; 3: in each forward and backward"},
+    {"replicas", FIELD_SIZE, offsetof(ShardOptions, replicas), "1", 1, 1e6, OPTION_BASIC, "N",
+     "copies of the model, each sharded among neighbours of the data ranks"},
 };
 
 struct GPT : Trainer {
     ShardOptions flags;
+    size_t shards;                 // s = d / replicas: ranks that share a copy of the model
+    size_t shard_rank;             // this one's number among them
     size_t windows;                // layers whose weights have a window: 2, or all
-    floatX **whole;                // [buckets] the window of its weights: (d, part)
+    floatX **whole;                // [buckets] the window of its weights: (s, part)
     float **dwhole;                // [buckets] the window of its gradients: the same
     size_t *holds;                 // [buckets] the first with a window: 1 + which it has; 0: none
     cudaEvent_t *reduced_window;   // [buckets] the same: its gradients may be overwritten
 
-    ncclComm_t data;               // the d ranks, each of which holds 1/d of the model
+    ncclComm_t data;               // the s ranks, each of which holds 1/s of the model
     cudaStream_t data_stream;
+    ncclComm_t replicas;           // the ranks that hold the same 1/s; NULL if there is one
+    cudaStream_t replica_stream;
     cudaEvent_t bucket_done;       // what is reduced or gathered next has been written
     cudaEvent_t reduced_all;       // all buckets are reduced
     cudaEvent_t *gathered_bucket;  // [buckets] its weights are up to date on every data rank
@@ -94,21 +102,28 @@ struct GPT : Trainer {
     float *scratch;     // partial sums over rows, for gradients of biases and layernorms
 };
 
-// Makes this data rank the owner of 1/d of every bucket.
+// Makes this data rank the owner of 1/s of every bucket.
 static void own_buckets(GPT *m, State *state) {
     for (size_t b = 0; b < bucket_count(m); b++) {
         size_t lo = m->table.buckets[b], hi = m->table.buckets[b + 1];
-        size_t part = (hi - lo) / m->grid.d;
-        state_own(state, lo + m->grid.d_rank * part, part);
+        size_t part = (hi - lo) / m->shards;
+        state_own(state, lo + m->shard_rank * part, part);
     }
 }
 
-// Takes 1/d of each bucket: of weights, gradients and optimizer. The shard has these parts one
-// after the other, that of bucket b from buckets[b] / d on.
+// Takes 1/s of each bucket: of weights, gradients and optimizer. The shard has these parts one
+// after the other, that of bucket b from buckets[b] / s on.
 static void shard(GPT *m) {
+    m->shards = m->grid.d / m->flags.replicas;
+    m->shard_rank = m->grid.d_rank % m->shards;
     Shard mine = shard_whole(&m->config);
-    mine.bucket_align = TENSOR_ALIGN * m->grid.d;
+    mine.bucket_align = TENSOR_ALIGN * m->shards;
     trainer_shard(m, mine);
+
+    // Of shards that are alike, the first replica's is saved and has its square in the norm.
+    bool first = m->grid.d_rank < m->shards;
+    for (size_t i = 0; i < m->table.count; i++)
+        m->table.tensors[i].counted = first;
 
     m->share.sharded = true;
     m->state.sharded = true;
@@ -125,7 +140,7 @@ static size_t window_of(const GPT *m, size_t bucket, size_t count) {
 }
 
 // Takes memory for the windows, and points the weights and gradients of each tensor into
-// those of its bucket. A rank alone has everything in its shard.
+// those of its bucket. A rank that shares a model with none has everything in its shard.
 static void layout_windows(GPT *m) {
     size_t buckets = bucket_count(m), *at = m->table.buckets;
     host_array(m->whole, buckets);
@@ -133,7 +148,7 @@ static void layout_windows(GPT *m) {
     host_array(m->holds, buckets);
 
     for (size_t b = 0; b < buckets; b++) {
-        if (m->grid.d == 1) {
+        if (m->shards == 1) {
             m->whole[b] = m->state.params + at[b];
             m->dwhole[b] = m->state.grads + at[b];
             continue;
@@ -221,42 +236,62 @@ static void layout(GPT *m) {
 // ----------------------------------------------------------------------------------------
 // Buckets: gradients are summed and weights are gathered over the data ranks
 
+// Lets stream `to` wait for all that `from` has been given so far.
+static void follow(GPT *m, cudaStream_t to, cudaStream_t from) {
+    CUDA_CHECK(cudaEventRecord(m->bucket_done, from));
+    CUDA_CHECK(cudaStreamWaitEvent(to, m->bucket_done, 0));
+}
+
+// Sums a bucket's shard, which has all micro-batches, over the replicas. On a stream of its
+// own, as it may cross nodes, and the next layer's gather is not to wait for that.
+static void reduce_replicas(GPT *m, float *shard, size_t part) {
+    cudaStream_t s = m->replica_stream;
+    follow(m, s, m->data_stream);
+    Span span(m, s, "all-reduce");
+    NCCL_CHECK(ncclAllReduce(shard, shard, part, ncclFloat, ncclSum, m->replicas, s));
+    if (!m->opt.overlap)
+        follow(m, m->stream, s);
+}
+
 // Sums a bucket of gradients over the data ranks, on a stream of its own beside the backward
 // pass. Each rank ends with its part in its shard, added to the micro-batches before (add).
-static void reduce_bucket(GPT *m, size_t bucket, bool add = false) {
+// Replicas are summed once a step, behind its last micro-batch.
+static void reduce_bucket(GPT *m, size_t bucket, bool add = false, bool last = true) {
     size_t lo = m->table.buckets[bucket], hi = m->table.buckets[bucket + 1];
-    size_t part = (hi - lo) / m->grid.d;
-    float *grads = m->dwhole[bucket], *mine = grads + m->grid.d_rank * part;
-    float *kept = m->state.grads + lo / m->grid.d;
+    size_t part = (hi - lo) / m->shards;
+    float *grads = m->dwhole[bucket], *mine = grads + m->shard_rank * part;
+    float *kept = m->state.grads + lo / m->shards;
     if (m->grid.d == 1 || part == 0) return;
 
     cudaStream_t s = m->data_stream;
-    CUDA_CHECK(cudaEventRecord(m->bucket_done, m->stream));
-    CUDA_CHECK(cudaStreamWaitEvent(s, m->bucket_done, 0));
-    Span span(m, s, "reduce-scatter");
-    float *sum = add ? mine : kept;
-    NCCL_CHECK(ncclReduceScatter(grads, sum, part, ncclFloat, ncclSum, m->data, s));
-    if (add)
-        add_floats(kept, mine, part, s);
+    follow(m, s, m->stream);
+    if (m->shards > 1) {
+        Span span(m, s, "reduce-scatter");
+        float *sum = add ? mine : kept;
+        NCCL_CHECK(ncclReduceScatter(grads, sum, part, ncclFloat, ncclSum, m->data, s));
+        if (add)
+            add_floats(kept, mine, part, s);
+    }
 
     cudaEvent_t done = m->reduced_window[window_of(m, bucket, 2)];
     CUDA_CHECK(cudaEventRecord(done, s));
     if (!m->opt.overlap)
         CUDA_CHECK(cudaStreamWaitEvent(m->stream, done, 0));
+    if (m->replicas && last)
+        reduce_replicas(m, kept, part);
 }
 
 // Gathers the weights of buckets [first, behind) that are not in their windows. Compute is
 // through with the weights that were there.
 static void gather_buckets(GPT *m, size_t first, size_t behind) {
-    if (m->grid.d == 1) return;
+    if (m->shards == 1) return;
     cudaStream_t s = m->data_stream;
-    CUDA_CHECK(cudaEventRecord(m->bucket_done, m->stream));
-    CUDA_CHECK(cudaStreamWaitEvent(s, m->bucket_done, 0));
+    follow(m, s, m->stream);
     for (size_t b = first; b < behind; b++) {
         size_t lo = m->table.buckets[b], hi = m->table.buckets[b + 1];
-        size_t part = (hi - lo) / m->grid.d;
+        size_t part = (hi - lo) / m->shards;
         if (part == 0) continue;
-        floatX *params = m->whole[b], *mine = m->state.params + lo / m->grid.d;
+        floatX *params = m->whole[b], *mine = m->state.params + lo / m->shards;
         size_t *holds = &m->holds[window_of(m, b, m->windows)];
         if (*holds == 1 + b) continue;
         *holds = 1 + b;
@@ -284,7 +319,7 @@ static bool reduce_now(const GPT *m, int micro) {
 // Waits on the device until a bucket's weights have been gathered: called before they are
 // read.
 static void use_bucket(GPT *m, size_t bucket) {
-    if (m->grid.d > 1)
+    if (m->shards > 1)
         wait_for(m, m->gathered_bucket[bucket], "wait data");
 }
 
@@ -450,7 +485,7 @@ static void backward(GPT *m, Acts *acts, const int *inputs, int micro) {
     size_t B = m->B, T = m->T, Nl = B * T / m->sp;
     size_t C = m->config.C, L = m->config.L;
     float **dw = m->dw[0];
-    bool add = micro > 0;
+    bool add = micro > 0, last = (size_t)micro + 1 == m->micros;
     cudaStream_t s = m->stream;
     Span span(m, s, "backward", micro);
 
@@ -458,12 +493,12 @@ static void backward(GPT *m, Acts *acts, const int *inputs, int micro) {
         use_bucket(m, BUCKET_LAYERS + l);
         size_t window = window_of(m, BUCKET_LAYERS + l, 2);
         wait_for(m, m->reduced_window[window], "wait data");
-        bool in_shard = m->grid.d == 1;
+        bool in_shard = m->shards == 1;
         layer_backward(m, l, &acts->layers[l], acts->residual[l], add && in_shard);
 
         // Layer l - 2 waits for both: for the window of gradients that this sum empties, and
         // for its weights.
-        reduce_bucket(m, BUCKET_LAYERS + l, add);
+        reduce_bucket(m, BUCKET_LAYERS + l, add, last);
         size_t ahead = BUCKET_LAYERS + l - m->windows;
         if (l >= m->windows)
             gather_buckets(m, ahead, ahead + 1);
@@ -502,7 +537,8 @@ static void train_step(GPT *m) {
         reduce_bucket(m, b);
     if (!m->opt.overlap)
         reduce_bucket(m, bucket_count(m) - 1);
-    CUDA_CHECK(cudaEventRecord(m->reduced_all, m->data_stream));
+    cudaStream_t sums = m->replicas ? m->replica_stream : m->data_stream;
+    CUDA_CHECK(cudaEventRecord(m->reduced_all, sums));
     if (m->grid.d > 1)
         wait_for(m, m->reduced_all, "wait data");
 
@@ -523,10 +559,17 @@ static void sample_token(GPT *m) {
     sample_append(m, m->logits);
 }
 
-// Makes the communicator, with a stream of its own, as it overlaps compute.
+// Makes the communicators, with a stream for each, as they overlap compute. Neighbours
+// share a copy of the model, since they communicate in every micro-batch.
 static void connect(GPT *m) {
-    m->data = job_split_grid(&m->job, &m->grid, 'd', "data");
+    size_t s = m->shards, r = m->flags.replicas;
+    size_t first = m->grid.d_rank - m->shard_rank;
+    m->data = job_split_data(&m->job, &m->grid, first, s, 1, "data", false);
     m->data_stream = stream_create(m, "data", true);
+    if (r > 1) {
+        m->replicas = job_split_data(&m->job, &m->grid, m->shard_rank, r, s, "replicas", false);
+        m->replica_stream = stream_create(m, "replicas", true);
+    }
     event_create(&m->bucket_done);
     event_create(&m->reduced_all);
     host_array(m->gathered_bucket, bucket_count(m));
@@ -539,15 +582,20 @@ static void connect(GPT *m) {
     trainer_warm_up(m);
 }
 
-// Refuses what only the parent does.
-static bool check_shard(Trainer *m, Error *err) {
-    return m->opt.zero || error_set(err, "--zero 0 keeps the optimizer whole on every rank: "
-                                         "use train_data for that");
+// Refuses what only the parent does, and replicas of unequal size.
+static bool check_shard(Trainer *trainer, Error *err) {
+    const GPT *m = (GPT *)trainer;
+    if (!m->opt.zero)
+        return error_set(err, "--zero 0 keeps the optimizer whole on every rank: "
+                              "use train_data for that");
+    return m->grid.d % m->flags.replicas == 0 ||
+           error_set(err, "--replicas %zu must divide the %zu data ranks", m->flags.replicas,
+                     m->grid.d);
 }
 
 int main(int argc, char **argv) {
     static GPT gpt, *m = &gpt;
-    Lesson lesson = {{SHARD_OPTIONS, 1, &m->flags}, check_shard, NULL, NULL};
+    Lesson lesson = {{SHARD_OPTIONS, 2, &m->flags}, check_shard, NULL, NULL};
     trainer_open(m, argc, argv, OPTIONS_DATA, lesson);  // Bad input ends here.
     shard(m);
     trainer_allocate(m, layout);

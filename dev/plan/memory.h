@@ -141,6 +141,7 @@ static inline StageMemory candidate_sharded(const Candidate *x, size_t vocabular
     memset(m, 0, sizeof *m);
     m->opt = candidate_options(x, vocabulary);
     m->flags.shard = r->shard == 2 ? fsdp::SHARD_2 : fsdp::SHARD_3;
+    m->flags.replicas = r->replicas ? r->replicas : 1;
     m->config = m->opt.config, m->grid = m->opt.grid;
     Error err;
     if (!grid_make(&m->grid, r->ranks, 0, m->opt.order, &err)) abort();  // candidate_refused asked

@@ -4,7 +4,7 @@
 //                                                                          --gpus N --batch G
 //        [--tensor t] [--pipeline p] [--data d] [--virtual v] [--micro-batch b] [--schedule NAME]
 //        [--recompute none|gelu|layer] [--sequence-parallel 0|1] [--zero 0|1] [--shard 0|2|3]
-//        [--order tdp]
+//        [--replicas r] [--order tdp]
 //        [--layers-per-stage N,N,...] [--light] [--json]
 //
 // Tries every layout that train_gpt_3d, train_zero_bubble or train_fsdp accepts, or train_llama
@@ -252,7 +252,10 @@ static void print_neighbours(const Search *s) {
             continue;
         if (r->t == 1) r->sequence_parallel = false;
         if (r->d == 1) r->zero = false;
-        if (r->t * r->p > 1) r->shard = 0;
+        if (r->t * r->p > 1) {
+            r->shard = 0;
+            r->replicas = 0;
+        }
         if (r->p != b->run.p) r->stages[0] = 0;
         take_chunks(r);
         print_neighbour(s, moves[i].what, x);
@@ -330,6 +333,7 @@ static void print_json(const Search *s) {
         cJSON_AddBoolToObject(row, "sequence_parallel", r->sequence_parallel);
         cJSON_AddBoolToObject(row, "zero", r->zero);
         cJSON_AddNumberToObject(row, "shard", (double)r->shard);
+        cJSON_AddNumberToObject(row, "replicas", (double)r->replicas);
         cJSON_AddStringToObject(row, "order", r->order);
         cJSON_AddNumberToObject(row, "step_seconds", x->seconds);
         cJSON_AddNumberToObject(row, "clock_seconds", x->clock);
@@ -359,7 +363,7 @@ int main(int argc, char **argv) {
         "sizes of a model: --layers --heads --channels --seq --vocab\n"
         "to fix a part of the layout: --tensor --pipeline --data --virtual --micro-batch "
         "--schedule --recompute "
-        "--sequence-parallel\n    --zero --shard --order --layers-per-stage\n";
+        "--sequence-parallel\n    --zero --shard --replicas --order --layers-per-stage\n";
     if (argc == 1 || strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
         printf("%smodels: ", usage);
         model_names(stdout);

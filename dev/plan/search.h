@@ -27,6 +27,7 @@ typedef struct {
     int llama;          // of LLAMA_SIZES; 0: a GPT-2
     size_t T, ranks, global_batch;
     size_t t, p, d, v, micro_batch;
+    size_t replicas;    // of the model under FSDP
     int schedule, recompute, sequence_parallel, zero;
     int shard;          // 2 or 3: FSDP; 0: none
     const char *order;  // NULL: left to the search
@@ -115,7 +116,8 @@ static inline int candidate_order(const Candidate *a, const Candidate *b, double
                      r->micro_batch,
                      (size_t)a->recompute,
                      r->schedule,
-                     r->shard},
+                     r->shard,
+                     r->replicas},
            right[] = {s->t,
                       s->p,
                       s->v,
@@ -124,7 +126,8 @@ static inline int candidate_order(const Candidate *a, const Candidate *b, double
                       s->micro_batch,
                       (size_t)b->recompute,
                       s->schedule,
-                      s->shard};
+                      s->shard,
+                      s->replicas};
     for (size_t i = 0; i < sizeof left / sizeof *left; i++)
         if (left[i] != right[i]) return left[i] < right[i] ? -1 : 1;
     int stages = strcmp(r->stages, s->stages);
@@ -205,6 +208,7 @@ static inline void search_schedules(Search *s, Candidate x, bool fits,
 
 // True if the wish leaves room for FSDP, which knows none of these.
 static inline bool wish_allows_shards(const Wish *w) {
+    if (w->replicas && w->ranks % w->replicas) return false;
     return !w->llama && w->shard != 0 && w->t <= 1 && w->p <= 1 && !w->v && w->schedule < 0 &&
            w->sequence_parallel < 1 && w->zero != 0 && w->ranks > 1;
 }
@@ -213,8 +217,8 @@ static inline bool wish_allows_shard(const Wish *w, size_t shard) {
     return w->shard < 0 || w->shard == (int)shard;
 }
 
-// Adds the layouts of FSDP: all GPUs are data ranks.
-static inline void search_sharded(Search *s, Candidate x) {
+// Adds the layouts of FSDP with x->run.replicas: all GPUs are data ranks.
+static inline void search_sharded_replicas(Search *s, Candidate x) {
     const Wish *w = &s->wish;
     size_t share = w->global_batch / x.run.d;
     Error err;
@@ -238,6 +242,18 @@ static inline void search_sharded(Search *s, Candidate x) {
                 s->listed++;
                 search_add(s, &x);
             }
+}
+
+// Adds the layouts of FSDP: sharded over all ranks, or in replicas of one node, two, four...
+static inline void search_sharded(Search *s, Candidate x) {
+    size_t wished = s->wish.replicas, node = (size_t)s->cluster->gpus_per_node;
+    x.run.replicas = wished ? wished : 1;
+    search_sharded_replicas(s, x);
+    for (size_t shards = node; !wished && shards < x.run.d; shards *= 2) {
+        if (x.run.d % shards) continue;
+        x.run.replicas = x.run.d / shards;
+        search_sharded_replicas(s, x);
+    }
 }
 
 // A layout of the wish without sizes.
@@ -280,6 +296,7 @@ static inline bool search_fits_sharded(Search *s, Candidate x) {
     if (x.run.t * x.run.p > 1 || !wish_allows_shards(w)) return false;
     x.run.micro_batch = w->micro_batch ? w->micro_batch : 1;
     x.run.zero = true, x.run.v = 1, x.run.schedule = SCHEDULE_1F1B;
+    x.run.replicas = w->replicas ? w->replicas : 1;
     for (x.run.shard = 3; x.run.shard >= 2; x.run.shard--)
         for (x.recompute = RECOMPUTE_LAYER; x.recompute >= RECOMPUTE_NONE; x.recompute--)
             if (wish_allows_shard(w, x.run.shard) &&
@@ -385,7 +402,7 @@ static inline bool candidate_same(const Candidate *a, const Candidate *b) {
     return a->seconds == b->seconds && r->t == q->t && r->p == q->p && r->d == q->d &&
            r->v == q->v && r->micro_batch == q->micro_batch &&
            r->sequence_parallel == q->sequence_parallel && r->zero == q->zero &&
-           r->shard == q->shard && a->recompute == b->recompute &&
+           r->shard == q->shard && r->replicas == q->replicas && a->recompute == b->recompute &&
            strcmp(r->stages, q->stages) == 0;
 }
 

@@ -48,6 +48,7 @@ static inline bool read_wish(Wish *w, const char **cluster, bool *json, bool *li
                               {"--pipeline", &w->p, 65536},
                               {"--data", &w->d, 65536},
                               {"--virtual", &w->v, 65536},
+                              {"--replicas", &w->replicas, 65536},
                               {"--micro-batch", &w->micro_batch, SEARCH_MICRO_BATCH}};
     const ChoiceFlag choices[] = {{"--schedule", &w->schedule, schedules, 5},
                                   {"--recompute", &w->recompute, RECOMPUTE_NAMES, 3},
@@ -86,6 +87,10 @@ static inline bool read_wish(Wish *w, const char **cluster, bool *json, bool *li
         else return error_set(err, "there is no flag %s", flag);
     }
     if (w->shard > 0) w->shard++;  // the position of "2" and "3"
+    if (w->replicas && w->shard < 2)
+        return error_set(err, "--replicas is for FSDP: add --shard 2 or --shard 3");
+    if (w->replicas && w->ranks % w->replicas)
+        return error_set(err, "--replicas %zu does not divide %zu GPUs", w->replicas, w->ranks);
     if (model) {
         Model found;
         char nearest[32];
@@ -161,6 +166,7 @@ static inline void layout_flags(char *text, size_t size, const Candidate *x) {
                 : snprintf(text, size, "--tensor %zu --data %zu --pipeline %zu --micro-batch %zu",
                            r->t, r->d, r->p, r->micro_batch);
 #define FLAG(...) n += snprintf(text + n, size - (size_t)n, __VA_ARGS__)
+    if (r->shard && r->replicas > 1) FLAG(" --replicas %zu", r->replicas);
     if (r->v > 1) FLAG(" --virtual %zu", r->v);
     else if (r->p > 1) FLAG(" --schedule %s", pipeline_schedule_name(r->schedule));
     if (r->stages[0]) FLAG(" --layers-per-stage %s", r->stages);

@@ -17,7 +17,7 @@ about='init resume verify out save-every keep val-data tokenizer val-every val-b
 # The layout: the order of sums at most, and a checkpoint continues at any.
 layout='micro-batch recompute tensor sequence-parallel pipeline virtual layers-per-stage schedule
     schedule-file max-in-flight data zero overlap order context context-by context-layout shard
-    expert-parallel'
+    replicas expert-parallel'
 
 # key FLAG: the name that a flag has in a checkpoint, where it is another one.
 key() {

@@ -57,7 +57,7 @@ reads train_gpt_3d.cu 7183
 reads dev/lessons/train_data.cu 4154
 reads dev/lessons/train_context.cu 6458
 reads dev/lessons/train_moe.cu 5662
-reads dev/lessons/train_fsdp.cu 5108
+reads dev/lessons/train_fsdp.cu 5520
 reads dev/lessons/train_llama.cu 8018
 reads dev/lessons/train_zero_bubble.cu 7685
 
@@ -81,7 +81,7 @@ edge train_gpt_3d.cu dev/lessons/train_zero_bubble.cu 921 419
 edge train_gpt.cu dev/lessons/train_data.cu 1015 11
 edge dev/lessons/train_data.cu dev/lessons/train_context.cu 2382 78
 edge dev/lessons/train_data.cu dev/lessons/train_moe.cu 1714 206
-edge dev/lessons/train_data.cu dev/lessons/train_fsdp.cu 1035 82
+edge dev/lessons/train_data.cu dev/lessons/train_fsdp.cu 1516 150
 edge train_gpt_3d.cu dev/lessons/train_llama.cu 1289 454
 for lesson in dev/lessons/*.cu; do
     parent=$(sed -n '2s,^// parent: ,,p' "$lesson")

@@ -101,6 +101,9 @@ agree() {
 agree FSDP 20 4 < <(for shard in 2 3; do
     for batch in 8 64; do beside "$model" dgx-a100 8 $batch "--shard $shard" --shard $shard; done
 done)
+agree 'FSDP in replicas' 20 4 < <(for batch in 16 64; do
+    beside "$model" dgx-a100 16 $batch '--shard 3' --shard 3 --replicas 2
+done)
 # Models of train_llama by their names: a tied head, grouped heads, a gate, and neither.
 agree 'Llama, Qwen2, Nemotron-4' 40 4 < <(
     beside '--model llama-3.2-1b --seq 4096' dgx-h100 16 64 '--tensor'
@@ -408,6 +411,9 @@ refused 2 'are needed' --model gpt2 --gpus 8 --batch 8
 refused 2 'name a --model' --cluster dgx-a100 --gpus 8 --batch 8
 refused 2 "no cluster 'nowhere'" --model gpt2 --cluster nowhere --gpus 8 --batch 8
 refused 2 "'1'" --model gpt2 --cluster dgx-a100 --gpus 8 --batch 8 --shard 1
+refused 2 'for FSDP' --model gpt2 --cluster dgx-a100 --gpus 8 --batch 8 --replicas 2
+refused 2 'does not divide 8' --model gpt2 --cluster dgx-a100 --gpus 8 --batch 8 --shard 3 \
+    --replicas 3
 refused 1 'leave out --tensor' --model gpt2 --cluster dgx-a100 --gpus 8 --batch 8 --shard 3 \
     --tensor 2
 refused 1 'all 8 GPUs, and the batch of 12' --model gpt2 --cluster dgx-a100 --gpus 8 --batch 12 \
@@ -434,6 +440,10 @@ plan --model gpt3-175b --cluster dgx-a100 --gpus 48 --batch 64 --json >"$dir/out
 report $? 'and on 48 it fits'
 [[ $(best dgx-a100 --model gpt3-175b --gpus 1021 --batch 1021) == '--shard 3 --data 1021 '* ]]
 report $? 'on 1021, which no t and p divide, FSDP does'
+# Few tokens a micro-batch, so gathers across nodes are exposed in each of four.
+short='--layers 32 --heads 32 --channels 4096 --vocab 50257 --seq 512 --micro-batch 1'
+[[ $(best dgx-a100 $short --gpus 64 --batch 256 --shard 3 --recompute layer) == *' --replicas '* ]]
+report $? 'FSDP whose gathers cross nodes and do not hide is sharded within nodes instead'
 refused 1 'recomputation would do' --model gpt2-xl --cluster dgx-a100 --gpus 1 --batch 64 \
     --recompute none \
     --micro-batch 32

@@ -67,6 +67,7 @@ static const Grid PLACES[] = {
     {"data", 1, 4, 1, 1, "", true},
     {"fsdp", 1, 4, 1, 1, "", true},
     {"fsdp", 1, 2, 1, 1, "--shard 2", false},
+    {"fsdp", 1, 4, 1, 1, "--replicas 2", false},
     {"context", 1, 4, 1, 1, "--context 2", true},
     {"context", 1, 4, 1, 1, "--context 4 --context-by ring", false},
     {"_3d", 1, 2, 3, 1, "--layers-per-stage 1,2,1", false},
@@ -217,6 +218,7 @@ static void group_replicas(Context *x) {
         {"data", 1, 4, 1, 1, "", false},
         {"fsdp", 1, 4, 1, 1, "",
          false},  // the embeddings, ln_f, and what was gathered for the first two layers
+        {"fsdp", 1, 4, 1, 1, "--replicas 2", true},
         {"context", 1, 4, 1, 1, "--context 2 --context-by ring", false},
     };
     size_t steps = x->sanitized ? 5 : 50;
@@ -339,6 +341,8 @@ static const TrafficRow TRAFFIC[] = {
     {{"fsdp", 1, 2, 1, 1, "", false}, 1},
     {{"fsdp", 1, 4, 1, 1, "--shard 2 --recompute layer", false}, 1},
     {{"fsdp", 1, 8, 1, 1, "--overlap 0", false}, 1},
+    {{"fsdp", 1, 4, 1, 1, "--replicas 2", true}, 1},
+    {{"fsdp", 1, 4, 1, 1, "--shard 2 --replicas 4", false}, 2},
     {{"context", 1, 4, 1, 1, "--context 2", true}, 1},
     {{"context", 1, 4, 1, 1, "--context 4", false}, 2},
     {{"context", 1, 4, 1, 1, "--context 2 --context-by ring", true}, 1},
@@ -384,11 +388,11 @@ static void add_halves(Traffic *t, double n, double size, double bytes) {
 }
 
 enum { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, SEND, NUM_OPS };
-enum { TENSOR, PIPELINE, DATA, EMBEDDING, WORLD, CONTEXT, NUM_COMMS };
+enum { TENSOR, PIPELINE, DATA, EMBEDDING, WORLD, CONTEXT, REPLICAS, NUM_COMMS };
 static const char *const OPS[NUM_OPS] = {"ncclAllReduce", "ncclReduceScatter", "ncclAllGather",
                                          "ncclSend"};
-static const char *const COMMS[NUM_COMMS] = {"tensor",    "pipeline", "data",
-                                             "embedding", "world",    "context"};
+static const char *const COMMS[NUM_COMMS] = {"tensor", "pipeline", "data",    "embedding",
+                                             "world",  "context",  "replicas"};
 
 typedef struct {
     Traffic by[NUM_COMMS][NUM_OPS];
@@ -401,6 +405,12 @@ static GPTConfig traffic_model(void) {
     return g;
 }
 
+// Returns how many copies of the model train_fsdp shards.
+static int replicas_of(const Grid *g) {
+    const char *flag = strstr(g->flags, "--replicas ");
+    return flag ? atoi(flag + strlen("--replicas ")) : 1;
+}
+
 // Parameters of the rank of tensor rank 0 on a stage; all tensor ranks have as many.
 static ParamTable stage_table(const GPTConfig *config, const Grid *g, int stage) {
     size_t layers[64], n = 0, chunks = (size_t)(g->p * g->v), first = 0;
@@ -411,7 +421,7 @@ static ParamTable stage_table(const GPTConfig *config, const Grid *g, int stage)
         first += count;
     }
     bool shared = strcmp(g->trainer, "_3d") == 0 || is_data_lesson(g->trainer);
-    size_t align = shared ? TENSOR_ALIGN * (size_t)g->d : 0;
+    size_t align = shared ? TENSOR_ALIGN * (size_t)(g->d / replicas_of(g)) : 0;
     Shard shard = {(size_t)g->t, 0, stage == 0, stage == g->p - 1, n, layers, align, 1, 0};
     return table_make(config, shard);
 }
@@ -513,8 +523,14 @@ static Counts expected_traffic(const Grid *g, int micro, size_t width) {
             if (size == 0) continue;
             double sums = steps, gathers = steps;
             if (strcmp(g->trainer, "fsdp") == 0) expected_sharding(g, b, m, &sums, &gathers);
-            add_halves(&c.by[DATA][REDUCE_SCATTER], sums * t, d, size * 4);
-            add_halves(&c.by[DATA][ALL_GATHER], gathers * t, d, size * after);
+            // Replicas of the model have a group each, and each rank sums its shard over them.
+            double r = replicas_of(g), shards = d / r;
+            if (shards > 1) {
+                add_halves(&c.by[DATA][REDUCE_SCATTER], sums * t * r, shards, size * 4);
+                add_halves(&c.by[DATA][ALL_GATHER], gathers * t * r, shards, size * after);
+            }
+            if (r > 1)
+                add_all_reduces(&c.by[REPLICAS][ALL_REDUCE], steps * shards, r, size / shards * 4);
         }
         table_free(&table);
     }
@@ -541,11 +557,12 @@ static void print_traffic(const Grid *g, int micro, size_t width, const char *na
     double data = got->by[DATA][REDUCE_SCATTER].bytes + got->by[DATA][ALL_GATHER].bytes,
            w = (double)width;
     double each = 4 + (has(g, "--zero 0") ? 4 : w);  // bytes a parameter
+    double shards = (double)g->d / replicas_of(g);
     if (strcmp(g->trainer, "fsdp") == 0) each = has(g, "--shard 2") ? 4 * m + w : m * (4 + 2 * w);
     printf("     %-52s %8.0f %8.0f  %8.0f %8.0f  %8.0f %8.0f\n", name,
            8 * bsh * (g->t - 1) / g->t, tensor, messages > 0 ? bsh / g->t : 0,
            messages > 0 ? got->by[PIPELINE][SEND].bytes / messages : 0,
-           (g->d - 1.0) / g->d * P * each, data / ranks / TSTEPS);
+           (shards - 1) / shards * P * each, data / ranks / TSTEPS);
 }
 
 // Calls of a tensor rank in forward and in backward, told apart by validation, which is forward
@@ -770,7 +787,7 @@ static void memory_over_data(Context *x, double MiB) {
     }
 }
 
-// train_fsdp keeps 1/d of all, and windows: for the gradients of two layers, the embeddings and
+// train_fsdp keeps 1/d of all, with replicas r/d, and windows: for the gradients of two layers, the embeddings and
 // ln_f, and for as many weights, or with --shard 2 for all of them.
 static void memory_over_shards(Context *x, double MiB) {
     GPTConfig config = {8, 1024, 16, 50257, padded_vocabulary(50257), 512, NULL};
@@ -778,8 +795,11 @@ static void memory_over_shards(Context *x, double MiB) {
     printf("     train_fsdp; MiB%43s weights   formula gradients   formula optimizer   formula\n",
            "");
     for (int d = 1; d <= 8 && d <= max_ranks(x); d *= 2) {
-        for (int shard = 2; shard < 4; shard++) {
-            Grid g = {"fsdp", 1, d, 1, 1, shard == 2 ? "--shard 2" : "--shard 3", true};
+        for (int i = 0; i < (d > 2 ? 4 : 2); i++) {
+            int shard = 2 + i % 2, shards = d / (1 + i / 2);
+            char flags[48];
+            snprintf(flags, sizeof flags, "--shard %d%s", shard, i < 2 ? "" : " --replicas 2");
+            Grid g = {"fsdp", 1, d, 1, 1, flags, true};
             Started s;
             start_of(&g, &s);
             Memory m = dry_run(x, &g, LARGE "--layers 8 --micro-batch 1 --global-batch 8");
@@ -787,12 +807,12 @@ static void memory_over_shards(Context *x, double MiB) {
             double all = (double)table.total / MiB,
                    layer = (double)(table.buckets[3] - table.buckets[2]) / MiB;
             double two = d > 1 ? all - 6 * layer : 0, weights = d > 1 && shard == 2 ? all : two;
-            double want[3] = {(all / d + weights) * w, (all / d + two) * 4,
-                              all / d * (x->bf16 ? 12 : 8)};
+            double want[3] = {(all / shards + weights) * w, (all / shards + two) * 4,
+                              all / shards * (x->bf16 ? 12 : 8)};
             printf("     %-54s %9.1f %9.1f %9.1f %9.1f %9.1f %9.1f\n", s.name, m.weights, want[0],
                    m.gradients, want[1], m.optimizer, want[2]);
             check(&x->check, near(m.weights, want[0], 0.06) && near(m.gradients, want[1], 0.06) &&
-                  near(m.optimizer, want[2], 0.06), "memory %s: 1/d of all, and windows", s.name);
+                  near(m.optimizer, want[2], 0.06), "memory %s: its shard, and windows", s.name);
             table_free(&table);
         }
     }
@@ -908,6 +928,7 @@ static const Order ORDERS[] = {
     {{"data", 1, 4, 1, 1, "", false}, STREAMS " " MESSAGES, 2},
     {{"fsdp", 1, 4, 1, 1, "", false}, STREAMS " " MESSAGES, 4},
     {{"fsdp", 1, 2, 1, 1, "--shard 2 --recompute layer", false}, STREAMS, 2},
+    {{"fsdp", 1, 4, 1, 1, "--replicas 2", false}, STREAMS " " MESSAGES, 4},
     {{"context", 1, 4, 1, 1, "--context 4", false}, STREAMS " " MESSAGES, 2},
     {{"context", 1, 4, 1, 1, "--context 4 --context-by ring", false}, STREAMS " " MESSAGES, 4},
     {{"context", 1, 2, 1, 1, "--context 2 --context-by ring --recompute layer", false}, STREAMS, 2},
@@ -1098,6 +1119,7 @@ static const Refusal REFUSALS[] = {
      "--overlap is for train_gpt_3d"},
     {"ranks that are not d", {"train_data", 2, "--data 4"}, GOOD, 2, "--data 4"},
     {"everything on every rank", {"train_fsdp", 2, "--zero 0"}, GOOD, 2, "train_data"},
+    {"replicas that are no part of d", {"train_fsdp", 4, "--replicas 3"}, GOOD, 2, "must divide"},
     {"a stage that is another lesson",
      {"train_fsdp", 2, "--shard 1"},
      GOOD,
