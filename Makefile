@@ -63,7 +63,9 @@ program = $(addprefix $(DIR)/,$(basename $(1)))
 
 PROBE := build/probe-$(DEVICE)$(addprefix -,$(MPI)).mk
 PROBED = $(DEVICE) '$(if $(filter cuda,$(DEVICE)),$(NVCC),$(CXX))' '$(CC)' $(MPI)
-ifneq ($(filter-out help setup clean train test lessons kernels bench sass asm ptx gpu-check explorer site release fuzz soak reproduce,$(or $(MAKECMDGOALS),all)),)
+PUZZLE_COMMANDS := puzzle-check puzzle-hint puzzle-diff puzzle-give-up puzzle-again puzzle-refresh
+ifneq ($(filter-out help setup clean train test lessons kernels bench sass asm ptx gpu-check explorer site release fuzz soak reproduce \
+    puzzles puzzle $(PUZZLE_COMMANDS),$(or $(MAKECMDGOALS),all)),)
 include $(PROBE)
 ifneq ($(strip $(MISSING)),)
 $(shell rm -f $(PROBE))
@@ -91,7 +93,7 @@ WARNINGS := -Wall -Wextra
 SANITIZERS := -fsanitize=address,undefined -fno-sanitize=null,object-size,vptr -fno-sanitize-recover=all
 QUICK := $(if $(SANITIZE),-Og -g1 $(SANITIZERS),-O1 -ftree-vectorize)
 OPTIMIZE := $(if $(SANITIZE)$(GPU_SHAPES)$(GPU_QUEUE)$(filter bf16,$(PRECISION)),$(QUICK),-O3) $(if $(GDB),-O0 -g)
-$(DIR)/dev/test/% $(DIR)/test_gpt: OPTIMIZE := $(QUICK)
+$(DIR)/dev/test/% $(DIR)/dev/puzzles/% $(DIR)/test_gpt: OPTIMIZE := $(QUICK)
 # These run for a tenth of a second, which is less than optimising them takes.
 $(addprefix $(DIR)/dev/test/test_,work fuzz profile cost plot): OPTIMIZE := $(if $(SANITIZE),$(QUICK),-O0)
 # Trainers run the tensor-core kernels on a CPU only in tests, with small heads; dev/cuda has all capacities.
@@ -159,14 +161,15 @@ build/tools/plan: dev/plan/plan.cu Makefile $(PROBE)
 	$(SAY)$(CXX) -x c++ -std=c++17 -O1 $(NATIVE) $(ARITHMETIC) $(OPENMP) $(WARNINGS) -Wno-unused-function -Illmc/cpu \
 	    -Illmc/mpi -I. $(DEFINES) $(BLAS_DEFINES) $(MPI_FLAGS) $(DEPENDENCIES) -o $@ $< $(LIBS)
 
--include $(wildcard $(DIR)/*.d $(DIR)/dev/*/*.d build/tools/*.d)
+-include $(wildcard $(DIR)/*.d $(DIR)/dev/*/*.d $(DIR)/puzzles/*/*.d $(DIR)/build/puzzles/*/*.d \
+    build/tools/*.d)
 
 # ---- targets -----------------------------------------------------------------------------------------------
 
 .PHONY: all trainers kernel-programs kernels bench sass asm ptx tools scale scale-trainers holmes calibrate setup train test \
         lessons gpu-check clean help explorer site release corpus run-train build-train doc plan planned schedule study fuzz soak \
         build-soak reproduce bubbles planned-fp32 planned-bf16 planned-asan planned-shapes \
-        planned-queue planned-profile experts
+        planned-queue planned-profile experts puzzles puzzle $(PUZZLE_COMMANDS)
 
 all:  ## every trainer and tool, with all cores; says what it built
 	+@$(PARALLEL) trainers tools
@@ -401,6 +404,34 @@ site:  ## README, doc/ and the explorer as pages without external resources: sit
 
 release:  ## build/release: an archive with the site and the explorer inside, of TAG=v0.1.0 or of the last commit
 	@dev/release.sh $(TAG)
+
+# ---- make puzzle -------------------------------------------------------------------------------------------
+
+puzzles:  ## puzzles: write a trainer's missing lines; minutes, stars, and which one is next
+	@dev/puzzles/puzzle.sh list
+
+puzzle:  ## begins puzzle N=5: its text, and a copy with a hole in puzzles/05
+	@dev/puzzles/puzzle.sh begin '$(N)'
+
+# An answer that is not right yet is no error of make.
+puzzle-check:  ## builds the answer to puzzle N=5 and says what is right and what is not
+	@dev/setup.sh cpu '$(CXX)' '$(CC)' $(MPI)
+	@dev/puzzles/puzzle.sh check '$(N)' || [ $$? = 1 ]
+
+puzzle-hint:  ## the next of the three hints of puzzle N=5
+	@dev/puzzles/puzzle.sh hint '$(N)'
+
+puzzle-diff:  ## your answer to puzzle N=5 beside the repository's lines
+	@dev/puzzles/puzzle.sh diff '$(N)'
+
+puzzle-give-up:  ## the solution of puzzle N=5
+	@dev/puzzles/puzzle.sh give-up '$(N)'
+
+puzzle-again:  ## puts your answer to puzzle N=5 aside and begins with a new copy
+	@dev/puzzles/puzzle.sh again '$(N)'
+
+puzzle-refresh:  ## makes the patches of all puzzles again, after the trainers have changed
+	@dev/puzzles/puzzle.sh refresh
 
 # ---- make fuzz, make soak ------------------------------------------------------------------------------------
 

@@ -95,7 +95,7 @@ grep -q '^static void layer_forward(' train_gpt.cu && [ "$begin" -gt 0 ]
 report $? 'train_gpt.cu has a layer_forward'
 at_most "$begin" 717 'tokens of train_gpt.cu before the mathematics begins (layer_forward)'
 
-mapfile -t sources < <(find . -path ./build -prune -o -type f -regex '.*\.\(c\|h\|cu\|cuh\)' -print)
+mapfile -t sources < <(find . \( -path ./build -o -path ./puzzles \) -prune -o -type f -regex '.*\.\(c\|h\|cu\|cuh\)' -print)
 long=$(grep -nE '^.{121,}' "${sources[@]}" | cut -d: -f1,2)
 [ ${#sources[@]} -gt 50 ] && [ -z "$long" ]
 report $? "no line of ${#sources[@]} C and CUDA files has more than 120 columns${long:+, but ${long//$'\n'/, }}"
