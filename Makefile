@@ -63,7 +63,8 @@ program = $(addprefix $(DIR)/,$(basename $(1)))
 
 PROBE := build/probe-$(DEVICE)$(addprefix -,$(MPI)).mk
 PROBED = $(DEVICE) '$(if $(filter cuda,$(DEVICE)),$(NVCC),$(CXX))' '$(CC)' $(MPI)
-PUZZLE_COMMANDS := puzzle-check puzzle-hint puzzle-diff puzzle-give-up puzzle-again puzzle-refresh
+PUZZLE_COMMANDS := puzzle-check puzzle-hint puzzle-diff puzzle-give-up puzzle-again puzzle-refresh \
+    detective detective-answer detective-hint detective-give-up break
 ifneq ($(filter-out help setup clean train test lessons kernels bench sass asm ptx gpu-check explorer site release fuzz soak reproduce \
     puzzles puzzle $(PUZZLE_COMMANDS),$(or $(MAKECMDGOALS),all)),)
 include $(PROBE)
@@ -432,6 +433,30 @@ puzzle-again:  ## puts your answer to puzzle N=5 aside and begins with a new cop
 
 puzzle-refresh:  ## makes the patches of all puzzles again, after the trainers have changed
 	@dev/puzzles/puzzle.sh refresh
+
+# A learner needs no GPU: these programs are the stand-ins'.
+detective:  ## a trainer with one planted bug: opens case N=1 and names the symptom; without N the list of cases
+ifdef N
+	@dev/setup.sh cpu '$(CXX)' '$(CC)' $(MPI)
+	@dev/puzzles/detective.sh open '$(N)'
+else
+	@dev/puzzles/detective.sh list
+endif
+
+detective-answer:  ## judges where the bug of case N=1 is: AT=train_gpt_3d.cu:437, a line of these files
+	@dev/puzzles/detective.sh answer '$(N)' '$(AT)'
+
+detective-hint:  ## the next of the three hints of case N=1
+	@dev/puzzles/detective.sh hint '$(N)'
+
+detective-give-up:  ## the bug of case N=1
+	@dev/puzzles/detective.sh give-up '$(N)'
+
+break:  ## breaks a copy of a trainer as experiment N=2 of the course does, and runs it; without N the list
+ifdef N
+	@dev/setup.sh cpu '$(CXX)' '$(CC)' $(MPI)
+endif
+	@dev/break.sh '$(N)'
 
 # ---- make fuzz, make soak ------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# break.sh [N]: breaks a trainer as an experiment of the course does, builds it unoptimised, and
+# break.sh [N [change]]: breaks a trainer as an experiment of the course does, builds it unoptimised, and
 # runs the page's commands. It works on a copy, build/break/NAME, so the checkout stays as it is.
-# Without N: the list of experiments, doc/experiments/list.txt.
+# Without N: the list of experiments, doc/experiments/list.txt. `change` makes the copy only.
 # The commands are those of the page, the block of code behind `<!-- run NAME -->`: its sed or patch
 # line makes the change, its make line names the programs.
 set -eu
@@ -49,6 +49,7 @@ cmp -s "$copy/new" "$target" 2>/dev/null || cp "$copy/new" "$target"  # else not
 rm "$copy/new"
 echo "$what ($page):"
 diff -U 1 "$source" "$target" | tail -n +3 | grep -v '^@@' || true
+[ "${2:-}" != change ] || exit 0
 echo
 
 # The programs of the page's make line, unoptimised: the broken one and the right one.

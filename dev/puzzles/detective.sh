@@ -21,10 +21,9 @@ fail() { # fail MESSAGE: bad input
 # ---- the case -------------------------------------------------------------------------------------
 
 cases() { echo dev/puzzles/d[1-9]-*; }
-title() { sed -n '1s/^# //p' "$1/text.md"; }
-# The third line of a page: `TRAINER`, N minutes, ...
-trainer() { sed -n '3s/^`\([a-z0-9_]*\)`.*/\1/p' "$1/text.md"; }
-minutes() { sed -n '3s/.*, \([0-9]*\) minutes.*/\1/p' "$1/text.md"; }
+title() { sed -n '1s/^# Case [0-9]\. //p' "$1/text.md"; }
+trainer() { sed -n '3s/.*The suspect is `\([a-z0-9_]*\)`.*/\1/p' "$1/text.md"; }
+minutes() { sed -n '3s/^\([0-9]*\) minutes.*/\1/p' "$1/text.md"; }
 suspected() { sed -n '1s,^--- a/,,p' "$1/bug.patch"; } # the file that the patch changes
 section() { # section HEADING: of the case's page
     awk -v heading="## $1" '/^## / { on = $0 == heading; next } on' "$folder/text.md"
