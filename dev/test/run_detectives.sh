@@ -193,6 +193,35 @@ for bad in train_gpt.cu train_gpt.cu:0 nowhere.cu:3 train_gpt.cu:99999; do
     check "a bad answer: $(cat "$dir/err")" test $code = 2 -a "$(wc -l <"$dir/err")" = 1
 done
 
+# ---- the lessons' pages ---------------------------------------------------------------------------
+
+# named WORD FILE...: what is wrong between these pages of puzzles or cases and the lessons, which
+# name each with its minutes: `make puzzle N=1` (a title, 10 minutes) and `N=2` (another one, 20).
+named() {
+    local word=$1 target=$2 page text n lesson minutes all=
+    shift 2
+    for text in "$@"; do
+        n=$(sed -n "1s/^# $word \([0-9]*\)\..*/\1/p" "$text")
+        minutes=$(sed -n '3s/^\([0-9]*\) minutes.*/\1/p' "$text")
+        lesson=$(sed -n '3s|.*/\(doc/course/[^)]*\)).*|\1|p' "$text")
+        all+=" $n "
+        sentence "$target" "$lesson" | grep -qE "N=$n\`[^N]*[ (]$minutes\b" ||
+            echo "$lesson does not name $target N=$n, $minutes minutes"
+    done
+    for page in doc/course/[0-9]*.md; do
+        for n in $(sentence "$target" "$page" | grep -oE 'N=[0-9]+' | sed 's/N=//'); do
+            [[ $all == *" $n "* ]] || echo "$page names $target N=$n, which is not there"
+        done
+    done
+}
+
+# sentence TARGET PAGE: from `make TARGET N=...` to the end of that sentence.
+sentence() { tr '\n' ' ' <"$2" | grep -oE "\`make $1 N=[0-9][^.]*\."; }
+
+wrong=$(named Puzzle puzzle dev/puzzles/[0-9]*/text.md; named Case detective dev/puzzles/d[0-9]*/text.md)
+check "the lessons name their puzzles and cases, with the minutes${wrong:+
+$wrong}" test -z "$wrong"
+
 # ---- make break ----------------------------------------------------------------------------------
 
 before=$(cat train_gpt*.cu dev/lessons/*.cu | cksum)
