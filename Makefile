@@ -67,9 +67,11 @@ program = $(addprefix $(DIR)/,$(basename $(1)))
 
 PROBE := build/probe-$(DEVICE)$(addprefix -,$(MPI)).mk
 PROBED = $(DEVICE) '$(if $(filter cuda,$(DEVICE)),$(NVCC),$(CXX))' '$(CC)' $(MPI)
+PUZZLE_COMMANDS := puzzle-check puzzle-hint puzzle-diff puzzle-give-up puzzle-again \
+    puzzle-refresh detective detective-answer detective-hint detective-give-up break
 # These compile nothing, or call make again for what they compile.
 NEED_NO_LIBRARY := help setup clean train test lessons kernels bench sass asm ptx gpu-check \
-    explorer site release fuzz soak reproduce
+    explorer site release fuzz soak reproduce puzzles puzzle $(PUZZLE_COMMANDS)
 ifneq ($(filter-out $(NEED_NO_LIBRARY),$(or $(MAKECMDGOALS),all)),)
 include $(PROBE)
 ifneq ($(strip $(MISSING)),)
@@ -101,7 +103,7 @@ SANITIZERS := -fsanitize=address,undefined -fno-sanitize=null,object-size,vptr \
 QUICK := $(if $(SANITIZE),-Og -g1 $(SANITIZERS),-O1 -ftree-vectorize)
 CHECKS_ONLY := $(SANITIZE)$(GPU_SHAPES)$(GPU_QUEUE)$(filter bf16,$(PRECISION))
 OPTIMIZE := $(if $(CHECKS_ONLY),$(QUICK),-O3) $(if $(GDB),-O0 -g)
-$(DIR)/dev/test/% $(DIR)/test_gpt: OPTIMIZE := $(QUICK)
+$(DIR)/dev/test/% $(DIR)/dev/puzzles/% $(DIR)/test_gpt: OPTIMIZE := $(QUICK)
 # These run for a tenth of a second, which is less than optimising them takes.
 BRIEF := $(addprefix $(DIR)/dev/test/test_,work fuzz profile cost plot)
 $(BRIEF): OPTIMIZE := $(if $(SANITIZE),$(QUICK),-O0)
@@ -175,7 +177,8 @@ build/tools/plan: dev/plan/plan.cu Makefile $(PROBE)
 	    $(WARNINGS) -Wno-unused-function -Illmc/cpu -Illmc/mpi -I. $(DEFINES) $(BLAS_DEFINES) \
 	    $(MPI_FLAGS) $(DEPENDENCIES) -o $@ $< $(LIBS)
 
--include $(wildcard $(DIR)/*.d $(DIR)/dev/*/*.d build/tools/*.d)
+-include $(wildcard $(DIR)/*.d $(DIR)/dev/*/*.d $(DIR)/puzzles/*/*.d $(DIR)/build/puzzles/*/*.d \
+    build/tools/*.d)
 
 # ---- targets -------------------------------------------------------------------------------------
 
@@ -183,7 +186,7 @@ build/tools/plan: dev/plan/plan.cu Makefile $(PROBE)
         calibrate setup train test lessons gpu-check clean help explorer site release corpus \
         run-train build-train doc plan planned schedule study fuzz soak build-soak reproduce \
         bubbles planned-fp32 planned-bf16 planned-asan planned-shapes planned-queue \
-        planned-profile experts
+        planned-profile experts puzzles puzzle $(PUZZLE_COMMANDS)
 
 all:  ## every trainer and tool, with all cores; says what it built
 	+@$(PARALLEL) trainers tools
@@ -456,6 +459,58 @@ site:  ## README, doc/ and the explorer as pages without external resources: sit
 
 release:  ## build/release: an archive with site and explorer, of TAG=v0.1.0 or of the last commit
 	@dev/release.sh $(TAG)
+
+# ---- make puzzle ---------------------------------------------------------------------------------
+
+puzzles:  ## puzzles: write a trainer's missing lines; minutes, stars, and which one is next
+	@dev/puzzles/puzzle.sh list
+
+puzzle:  ## begins puzzle N=5: its text, and a copy with a hole in puzzles/05
+	@dev/puzzles/puzzle.sh begin '$(N)'
+
+# An answer that is not right yet is no error of make.
+puzzle-check:  ## builds the answer to puzzle N=5 and says what is right and what is not
+	@dev/setup.sh cpu '$(CXX)' '$(CC)' $(MPI)
+	@dev/puzzles/puzzle.sh check '$(N)' || [ $$? = 1 ]
+
+puzzle-hint:  ## the next of the three hints of puzzle N=5
+	@dev/puzzles/puzzle.sh hint '$(N)'
+
+puzzle-diff:  ## your answer to puzzle N=5 beside the repository's lines
+	@dev/puzzles/puzzle.sh diff '$(N)'
+
+puzzle-give-up:  ## the solution of puzzle N=5
+	@dev/puzzles/puzzle.sh give-up '$(N)'
+
+puzzle-again:  ## puts your answer to puzzle N=5 aside and begins with a new copy
+	@dev/puzzles/puzzle.sh again '$(N)'
+
+puzzle-refresh:  ## makes the patches of all puzzles again, after the trainers have changed
+	@dev/puzzles/puzzle.sh refresh
+
+# A learner needs no GPU: these programs are the stand-ins'.
+detective:  ## a trainer with one planted bug: opens case N=1, or lists the cases
+ifdef N
+	@dev/setup.sh cpu '$(CXX)' '$(CC)' $(MPI)
+	@dev/puzzles/detective.sh open '$(N)'
+else
+	@dev/puzzles/detective.sh list
+endif
+
+detective-answer:  ## judges where the bug of case N=1 is: AT=train_gpt_3d.cu:437, a line of these files
+	@dev/puzzles/detective.sh answer '$(N)' '$(AT)'
+
+detective-hint:  ## the next of the three hints of case N=1
+	@dev/puzzles/detective.sh hint '$(N)'
+
+detective-give-up:  ## the bug of case N=1
+	@dev/puzzles/detective.sh give-up '$(N)'
+
+break:  ## breaks a copy of a trainer as experiment N=2 does, and runs it, or lists them
+ifdef N
+	@dev/setup.sh cpu '$(CXX)' '$(CC)' $(MPI)
+endif
+	@dev/break.sh '$(N)'
 
 # ---- make fuzz, make soak ------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ quick=(tensor_bytes tensor_memory tensor_ratio schedule_memory pipeline_bytes da
        schedules schedules_norm refused bubbles study plan
        scale scale_bands scale_claims holmes holmes_plan cuda_lines
        files pipeline_unrolled layouts_agree zero_memory tensor_calls tensor_reach schedules_drawn
-       context_agrees context_balance llama_grid zb_steps)
+       context_agrees context_balance llama_grid zb_steps puzzles cases)
 slow=(layouts main errors no_wait one_stream zero no_add swapped_sums expert_balance post_ln
       parallel_block bubbles_paper plan_table1 plan_clock plan_fsdp scale_trainers cpu_speed)
 
@@ -71,6 +71,30 @@ dgx="--simulate dev/clusters/dgx-a100.json"
 export NCCL_TRAFFIC=1
 
 # ---- the tables ----------------------------------------------------------------------------------
+
+# The puzzles and the detective cases, by the first lines of their pages.
+list_pages() { # list_pages WORD FILE...
+    local word=$1 text number title minutes lesson
+    shift
+    for text in "$@"; do
+        read -r number title < <(sed -n "1s/^# $word \([0-9]*\)\. /\1 /p" "$text")
+        minutes=$(sed -n '3s/^\([0-9]*\) minutes.*/\1/p' "$text")
+        lesson=$(sed -n '3s|.*\(\[[^]]*\]\)(.*/doc/course/\([^)]*\)).*|\1(\2)|p' "$text")
+        echo "| $number | $title | $lesson | $minutes |"
+    done
+}
+
+table_puzzles() {
+    echo '| N | puzzle | after | minutes |'
+    echo '|--:|---|---|--:|'
+    list_pages Puzzle dev/puzzles/[0-9]*/text.md
+}
+
+table_cases() {
+    echo '| N | case | after | minutes |'
+    echo '|--:|---|---|--:|'
+    list_pages Case dev/puzzles/d[0-9]*/text.md
+}
 
 # L = 4, C = 32, m = 4 micro-batches of N = 48 tokens, fp32.
 table_tensor_bytes() {

@@ -78,6 +78,27 @@ done
 [ -z "$missing" ]
 report $? "files that they name exist$missing"
 
+# AGENTS.md names targets of make, tests, flags, variables and files, which exist.
+wrong=
+for target in $(grep -oE '\bmake [a-z][a-z-]*' AGENTS.md | sed 's/^make //' | sort -u); do
+    grep -qE "^$target:" Makefile || wrong+=" make $target"
+done
+for pattern in $(tr '\n' ' ' <AGENTS.md | grep -oE 'ONLY=[a-z_]+' | sed 's/ONLY=//' | sort -u); do
+    ls dev/test/run_*.sh dev/test/test_* test_gpt.c | grep -q "$pattern" || wrong+=" ONLY=$pattern"
+done
+for flag in $(grep -oE -- '`--[a-z-]+' AGENTS.md | sed 's/`--//' | sort -u); do
+    grep -rqF "\"$flag\"" llmc || wrong+=" --$flag"
+done
+for variable in $(grep -oE '`(CPU|NCCL)_[A-Z_]+' AGENTS.md | tr -d '`' | sort -u); do
+    grep -rqF "\"$variable\"" llmc || wrong+=" $variable"
+done
+for file in $(grep -oE "\b(dev|doc|\.github)/[A-Za-z0-9_/.-]*[a-z]" AGENTS.md | sort -u); do
+    [ -e "$file" ] || wrong+=" $file"
+done
+words=$(wc -w <AGENTS.md)
+[ -z "$wrong" ] && [ "$words" -le 500 ]
+report $? "AGENTS.md, $words words, names what exists$wrong"
+
 # ---- the release ---------------------------------------------------------------------------------
 
 version=$(sed -n 's/^## \([0-9][0-9.]*\).*/\1/p' CHANGELOG.md | head -n 1)

@@ -98,7 +98,7 @@ report $? 'train_gpt.cu has a layer_forward'
 at_most "$begin" 717 'tokens of train_gpt.cu before the mathematics begins (layer_forward)'
 
 # Patches and generated files keep their lines.
-mapfile -t sources < <(find . -regex '\./\(build\|site\|\.git\)' -prune -o -type f \
+mapfile -t sources < <(find . -regex '\./\(build\|puzzles\|site\|\.git\)' -prune -o -type f \
     ! -regex '.*/\(page_schedules.js\|site.py\|run_site.sh\|run_docs.sh\)' \
     \( -name '*.c' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' \
     -o -name '*.sh' -o -name '*.py' -o -name '*.js' -o -name Makefile \

@@ -38,11 +38,11 @@ static inline void trainer_program(char *out, size_t size, const char *trainer) 
 
 // ---- running programs ------------------------------------------------------------------
 
-enum {
-    TIMED_OUT = 1000,
-    KILLED = 1001,
-    TIME_LIMIT = 300
-};  // exit codes that no program returns; seconds
+enum { TIMED_OUT = 1000, KILLED = 1001 };  // exit codes that no program returns
+
+#ifndef TIME_LIMIT
+#define TIME_LIMIT 300  // seconds that a program may take
+#endif
 
 // How a trainer is started: more than one rank by mpirun; its flags make the layout.
 typedef struct {
