@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""diffs.py check|write: the pages of doc/course/diffs, which annotate each lesson's diff. A paragraph
-begins with the functions that it is about, in bold: **name** or **one**, **two**. `write` makes each
-name a link to its line; `check` wants these links, every hunk that `make lessons` prints annotated
-exactly once, and no other name. dev/site.py puts each hunk beside its text."""
+"""diffs.py check|write: the pages of doc/course/diffs, which annotate each lesson's diff. A
+paragraph begins with its functions in bold: **name** or **one**, **two**. `write` makes each name a
+link to its line. `check` wants these links, every hunk that `make lessons` prints annotated exactly
+once, and no other name. dev/site.py puts each hunk beside its text."""
 
 import glob
 import os
@@ -33,7 +33,7 @@ def line_of(path, name):
     """The line on which a function, struct or table of a file begins, or 0."""
     if name == "head of the file":
         return 1
-    start = re.compile(rf"(static |int main|struct ).*\b{re.escape(name)}\b.*[({{]|{re.escape(name)} ")
+    start = re.compile(rf"(static |int |struct ).*\b{re.escape(name)}\b.*[({{]|{re.escape(name)} ")
     with open(path, encoding="utf-8") as file:
         return next((i for i, text in enumerate(file, 1) if start.match(text)), 0)
 
