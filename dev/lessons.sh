@@ -5,8 +5,8 @@
 set -eu
 case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/.."
-color=never
-[ ! -t 1 ] || color=always
+paint=
+[ ! -t 1 ] || paint=$(printf '; s/^-.*/\033[31m&\033[m/; s/^+.*/\033[32m&\033[m/')
 
 # Cuts a trainer into a folder: a file for each function, struct or other part, named by its place
 # and its name.
@@ -19,10 +19,10 @@ cut_parts() {  # cut_parts FILE FOLDER
         }
         /^\/\/ -----/ && !parts++ { name = "head of the file"; flush() }
         { text = text $0 "\n" }
-        /^(static|int main|struct) .*[({]/ {
+        /^(static |int main|struct ).*[({]/ {
             name = $0
             if (/^struct/) sub(/ [:{].*/, "", name)
-            else { sub(/\(.*/, "", name); sub(/.*[ *]/, "", name) }
+            else { sub(/[[(].*/, "", name); sub(/.*[ *]/, "", name) }
             if (/}$/) flush()
         }
         /^}/ { flush() }' "$1"
@@ -40,7 +40,7 @@ edge() {  # edge PARENT CHILD
         touch "$old/$part" "$new/$part"
         cmp -s "$old/$part" "$new/$part" && continue
         printf -- '---- %s\n' "$part"
-        diff --color=$color -U2 "$old/$part" "$new/$part" | tail -n +3 | grep -v '^@@' || true
+        diff -U2 "$old/$part" "$new/$part" | sed "1,3d; s/^@@.*/ .../$paint"
     done
     rm -rf "$old" "$new"
 }

@@ -44,4 +44,5 @@ cp build/out/experts.svg $pictures/experts.svg
 dev/test/run_experiments.sh build/cpu-fp32
 dev/plot/other_layers.sh build/cpu-fp32 $pictures
 rm -f build/test-logs/test_gpt_fp32.log  # tables.sh then runs the layouts
+dev/diffs.py write
 dev/plot/tables.sh write build/cpu-fp32 all

@@ -12,8 +12,8 @@
 # needs: tools/profile tools/byte_corpus
 . "$(dirname "$0")/report.sh"
 cpu_only 'the numbers are those of the stand-ins'
-pages=(README.md doc/course/*.md doc/lab/*.md dev/slurm/README.md dev/scale/README.md \
-    dev/results/*.md)
+pages=(README.md doc/course/*.md doc/course/diffs/*.md doc/lab/*.md dev/slurm/README.md \
+    dev/scale/README.md dev/results/*.md)
 
 verdicts 'tables of the pages' dev/plot/tables.sh check "$build"
 
@@ -93,7 +93,7 @@ links() {
             file=${link%%#*} target=$page
             [ -n "$file" ] && target=$(dirname "$page")/$file
             [ -e "$target" ] || { echo "$page: no file $link"; continue; }
-            [[ $link != *#* || $target == *.html ]] || headings "$target" |
+            [[ $link != *#* || $target != *.md ]] || headings "$target" |
                 grep -qx -- "${link#*#}" || echo "$page: no heading $link"
         done
     done
@@ -103,12 +103,38 @@ links() {
         [ "$page" = doc/lab/README.md ] || grep -q "(${page##*/}" doc/lab/README.md ||
             echo "doc/lab/README.md does not lead to $page"
     done
+    for page in doc/course/diffs/*.md; do
+        grep -q "(diffs/${page##*/})" "doc/course/${page##*/}" || echo "no lesson leads to $page"
+    done
     grep -q '(doc/lab/README.md)' README.md || echo 'README does not lead to doc/lab/README.md'
     for page in doc/pictures/*.svg; do
         grep -q "pictures/${page##*/})" "${pages[@]}" || echo "no page shows $page"
     done
 }
 check "links lead somewhere, README and the list of the laboratory lead to all pages, all pictures are shown" "$(links)"
+
+# doc/course/diffs has a text about each hunk of a lesson's diff. A hunk without one, a text about
+# none, and a name that links to another line are found.
+annotated() {
+    dev/diffs.py check >"$dir/said" || cat "$dir/said"
+    [ "$(ls doc/course/diffs | wc -l)" -ge 9 ] || echo 'pages are missing'
+    [ "$(grep -oE '^[0-9]+' "$dir/said")" -ge 170 ] || echo "hunks are missing: $(cat "$dir/said")"
+}
+check "each hunk of the lessons' diffs has one text (else: dev/diffs.py write)" "$(annotated)"
+annotated_wrongly() {
+    local page=$dir/tree/doc/course/diffs/5-data.md line
+    mkdir "$dir/tree"
+    cp -r --parents dev/diffs.py dev/lessons.sh dev/lessons train_gpt*.cu doc/course/diffs "$dir/tree"
+    sed -i '/^\*\*\[use_bucket/,/^$/d; s/cu#L[0-9]*)\*\* Backward starts/cu#L3)** Backward starts/' "$page"
+    printf '\n**nothing_there** This function does not exist.\n\n' >>"$page"
+    "$dir/tree/dev/diffs.py" check >"$dir/said" && echo 'nothing wrong is found'
+    for line in 'no text about use_bucket' 'nothing_there is annotated twice or is no hunk' \
+        'the line of loss_and_gradient'; do
+        grep -q "5-data.md: .*$line" "$dir/said" || echo "not found: $line"
+    done
+}
+check "a hunk without a text, a text without a hunk and a wrong line are found" \
+    "$(annotated_wrongly)"
 
 files() {
     local path
