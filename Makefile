@@ -497,7 +497,7 @@ else
 	@dev/puzzles/detective.sh list
 endif
 
-detective-answer:  ## judges where the bug of case N=1 is: AT=train_gpt_3d.cu:437, a line of these files
+detective-answer:  ## judges where the bug of case N=1 is (AT=train_gpt_3d.cu:437)
 	@dev/puzzles/detective.sh answer '$(N)' '$(AT)'
 
 detective-hint:  ## the next of the three hints of case N=1
