@@ -836,8 +836,8 @@ typedef struct {
     double *one_rank;                     // gradients of the first row; NULL before
 } Case;
 
-// Rows of the same case, t, d, micro-batch, sequence and context parallelism and replicas must have the same
-// bits, whatever else they do differently, if all of them have stages or none of them has. With
+// Rows of the same case, t, d, micro-batch, sequence and context parallelism and replicas must have
+// the same bits, whatever else they do differently, if all of them have stages or none has. With
 // and without, losses and gradients of the first step are the same but for the tied embedding,
 // whose two gradients are added in another order. train_fsdp sums over the ranks before it adds
 // micro-batches: with several of each it is a family of its own.

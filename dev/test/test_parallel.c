@@ -787,8 +787,8 @@ static void memory_over_data(Context *x, double MiB) {
     }
 }
 
-// train_fsdp keeps 1/d of all, with replicas r/d, and windows: for the gradients of two layers, the embeddings and
-// ln_f, and for as many weights, or with --shard 2 for all of them.
+// train_fsdp keeps 1/d of all, with replicas r/d, and windows: for the gradients of two layers, the
+// embeddings and ln_f, and for as many weights, or with --shard 2 for all of them.
 static void memory_over_shards(Context *x, double MiB) {
     GPTConfig config = {8, 1024, 16, 50257, padded_vocabulary(50257), 512, NULL};
     double w = x->bf16 ? 2 : 4;
