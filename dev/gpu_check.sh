@@ -244,9 +244,8 @@ trains() {
     fi
     echo
     if python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
-        python3 dev/torch_gpt2.py --micro-batch "$batch" --seq "$seq" --steps "$steps" --layers \
-            "$LAYERS" --heads "$HEADS" \
-            --channels "$CHANNELS" --vocab "$VOCAB"
+        python3 dev/torch_gpt2.py --micro-batch "$batch" --seq "$seq" --steps "$steps" \
+            --layers "$LAYERS" --heads "$HEADS" --channels "$CHANNELS" --vocab "$VOCAB"
     else
         echo "PyTorch with CUDA is not installed: nothing to compare with"
     fi
@@ -291,10 +290,9 @@ losses() {
     shift
     rm -f "$work/log.jsonl"
     # shellcheck disable=SC2086
-    OMP_NUM_THREADS=1 $launch -n "$ranks" "$fp32/train_gpt_3d" --init dev/test/golden --train-data \
-        dev/test/golden/train.bin \
-        --seq 24 --global-batch 8 --steps 3 --val-every 0 --log "$work/log.jsonl" "$@" \
-            >"$work/output" 2>&1 || return 1
+    OMP_NUM_THREADS=1 $launch -n "$ranks" "$fp32/train_gpt_3d" --init dev/test/golden \
+        --train-data dev/test/golden/train.bin --seq 24 --global-batch 8 --steps 3 --val-every 0 \
+        --log "$work/log.jsonl" "$@" >"$work/output" 2>&1 || return 1
     sed -n 's/.*"loss":\([0-9.]*\).*/\1/p' "$work/log.jsonl" | xargs
 }
 stage_ranks() {

@@ -122,8 +122,8 @@ if "$python" -c 'import torch, transformers' 2>/dev/null; then
     model='--layers 2 --heads 4 --channels 64 --seq 64'
     rm -rf "$out/start"
     train --shuffle 0 --steps 0 --out "$out/start"
-    train --shuffle 0 --steps $n --lr 1e-3 --lr-final 1 --log "$out/torch.jsonl" --init \
-        "$out/start/step-00000000"
+    train --shuffle 0 --steps $n --lr 1e-3 --lr-final 1 --log "$out/torch.jsonl" \
+        --init "$out/start/step-00000000"
     "$python" dev/data/compare_torch.py "$out/start/step-00000000" "$out/train.bin" \
         "$out/torch.jsonl" --seq 64 \
         --batch 8 --lr 1e-3 --steps $n 2>"$out/torch.err" | tee "$out/torch" ||

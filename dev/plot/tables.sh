@@ -620,9 +620,8 @@ table_holmes() { dev/scale/holmes.sh; }
 # order.
 table_holmes_plan() {
     build/tools/plan --light --model ptdp-7.5b --cluster holmes-a100 --gpus 64 --batch 768 \
-        --tensor 4 --micro-batch 6 \
-        --recompute none 2>/dev/null | sed -n \
-            '2,4p; /^  equal stages/p; /^  half p, twice d/p; /^  order/p' | fenced
+        --tensor 4 --micro-batch 6 --recompute none 2>/dev/null |
+        sed -n '2,4p; /^  equal stages/p; /^  half p, twice d/p; /^  order/p' | fenced
 }
 
 # The best of these layouts on the trainer's own clock.

@@ -242,8 +242,8 @@ three=${trainer}_3d
 # unlike PATTERN FLAGS OTHER-FLAGS [PROGRAM]: refused in one sentence that has the pattern.
 unlike() {
     # shellcheck disable=SC2086
-    timeout 30 "${launch[@]}" -n 1 "$three" $tiny --steps 2 $2 : -n 1 "${4:-$three}" $tiny --steps \
-        2 $3 >out 2>err </dev/null
+    timeout 30 "${launch[@]}" -n 1 "$three" $tiny --steps 2 $2 : -n 1 "${4:-$three}" $tiny \
+        --steps 2 $3 >out 2>err </dev/null
     code=$?
     [ $code = 2 ] && [ "$(grep -c '^error: ' err)" = 1 ] && grep -q "^error: .*$1" err
     report $? \

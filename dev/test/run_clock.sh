@@ -46,8 +46,8 @@ simulated() {  # simulated RANKS LOG TRAINER FLAGS...
 }
 
 layout='--tensor 2 --data 2 --pipeline 2 --virtual 2'
-trained 8 plain train_gpt_3d $layout && trained 8 virtual train_gpt_3d $layout --virtual-time \
-    $cluster &&
+trained 8 plain train_gpt_3d $layout && trained 8 virtual train_gpt_3d $layout \
+    --virtual-time $cluster &&
     [ -n "$(losses "$dir/plain")" ] && [ "$(losses "$dir/plain")" = "$(losses "$dir/virtual")" ]
 report $? '--virtual-time changes no bit of losses and gradient norms: 8 ranks'
 [ "$(grep -c '"simulated":true' "$dir/virtual")" = 2 ] && ! grep -q simulated "$dir/plain"
@@ -267,8 +267,8 @@ cluster=dev/clusters/selene-2021.json
 gpt3='--layers 96 --heads 96 --channels 12288 --vocab 51200 --seq 2048'
 gpt3+=' --micro-batch 1 --tensor 8 --recompute layer'
 begin=$(date +%s%N)
-simulated 1024 large train_gpt_3d $gpt3 --pipeline 16 --global-batch 256 --steps 1 --trace \
-    "$dir/large.json"
+simulated 1024 large train_gpt_3d $gpt3 --pipeline 16 --global-batch 256 --steps 1 \
+    --trace "$dir/large.json"
 code=$?
 [ $code = 0 ] && grep -q '"simulated":true' "$dir/large" &&
     [ "$(grep -c '^ *[0-9][0-9]* .* [0-9.]*$' "$dir/out")" -ge 16 ]
@@ -281,8 +281,8 @@ report $? 'the trace has the stages that were simulated, and no other rank'
 # No dimension of a grid but x may grow with the tokens of a micro-batch: y and z end at 65535
 # blocks. The stand-in refuses such a launch as a GPU does.
 many() {  # many TRAINER RANKS FLAGS...: a million tokens a micro-batch
-    simulated "$2" many "$1" --layers 2 --heads 2 --channels 8 --vocab 8 --seq 8 --micro-batch \
-        131072 --steps 1 "${@:3}"
+    simulated "$2" many "$1" --layers 2 --heads 2 --channels 8 --vocab 8 --seq 8 \
+        --micro-batch 131072 --steps 1 "${@:3}"
     code=$?
     report $code \
         "$1 launches all kernels for 1048576 tokens a micro-batch ${*:3}: $(tail -n 1 "$dir/err")"
@@ -378,9 +378,8 @@ refused 'cannot open' --simulate "$dir/none.json" --ranks 1
 refused 'makes 6, but the job has 8 ranks' --simulate $cluster --ranks 8 --tensor 2 --pipeline 3 \
     --data 1
 refused 'does not divide' --simulate $cluster --ranks 8 --tensor 3
-refused 'multiple of 4 (stages) micro-batches' --simulate $cluster --ranks 4 --pipeline 4 --layers \
-    8 --virtual 2 \
-    --global-batch 24
+refused 'multiple of 4 (stages) micro-batches' --simulate $cluster --ranks 4 --pipeline 4 \
+    --layers 8 --virtual 2 --global-batch 24
 refused 'needs --ranks' --simulate $cluster
 refused 'needs --simulate' --ranks 8
 refused 'at most 1024, not 2048' --simulate $cluster --ranks 2048 --pipeline 2048 --layers 2048 \

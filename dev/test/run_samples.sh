@@ -60,8 +60,8 @@ refused 'model has none' 'a folder without one' text --init "$dir/model" --steps
 train --init "$dir/model" --steps 1
 report $? 'which trains without text'
 touch "$dir/model/vocab.json" "$dir/model/merges.txt"
-refused 'model has only vocab.json and merges.txt' 'a folder of the slow kind' text --init \
-    "$dir/model" --steps 1
+refused 'model has only vocab.json and merges.txt' 'a folder of the slow kind' text \
+    --init "$dir/model" --steps 1
 ln -s "$dir/nowhere" "$dir/model/tokenizer.json"
 refused 'model/tokenizer.json' 'a link that leads nowhere' text --init "$dir/model" --steps 1
 train --init "$dir/model" --steps 1
@@ -113,6 +113,6 @@ P
     report $? '--eval'
 fi
 refused 'model/tokenizer.json' 'text' text --init "$dir/model" --steps 1
-refused 'model/tokenizer.json' 'or its name' train --init dev/test/golden --tokenizer \
-    "$dir/model/tokenizer.json"
+refused 'model/tokenizer.json' 'or its name' train --init dev/test/golden \
+    --tokenizer "$dir/model/tokenizer.json"
 finish

@@ -56,8 +56,8 @@ says 'a misspelt schedule of the planner' 'did you mean zb-auto' build/tools/pla
     --gpus 8 --batch 8 --schedule zbauto
 says 'a misspelt model of a trainer' 'gpt3-175b|ptdp-1.7b' "$build/train_gpt_3d" --model gpt3 \
     --dry-run
-says 'a misspelt model' 'did you mean gpt3-175b' build/tools/plan --model gpt3-175 --cluster \
-    dgx-a100 --gpus 8 --batch 8
+says 'a misspelt model' 'did you mean gpt3-175b' build/tools/plan --model gpt3-175 \
+    --cluster dgx-a100 --gpus 8 --batch 8
 says 'a misspelt cluster' 'did you mean dgx-a100' build/tools/plan --model gpt2 --cluster dgxa100 \
     --gpus 8 --batch 8
 says 'a misspelt schedule' 'did you mean zb-auto' build/tools/schedule --stages 4 --micros 8 zbauto
