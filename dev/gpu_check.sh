@@ -303,8 +303,8 @@ stage_ranks() {
     one=$(losses 1 --micro-batch 1) || { tail -n 5 "$work/output"; return 1; }
     echo "1 rank: losses $one"
     for layout in '--tensor 2 --data 4' '--tensor 2 --data 4 --sequence-parallel 1' \
-        '--data 8 --zero 0' \
-        '--pipeline 2 --data 4' '--tensor 2 --data 2 --pipeline 2 --sequence-parallel 1' \
+        '--data 8 --zero 0' '--pipeline 2 --data 4' \
+        '--tensor 2 --data 2 --pipeline 2 --sequence-parallel 1' \
         '--tensor 2 --data 2 --pipeline 2 --virtual 1 --schedule gpipe'; do
         # shellcheck disable=SC2086
         eight=$(losses 8 --micro-batch 1 $layout) || { tail -n 5 "$work/output"; bad=1; continue; }

@@ -66,8 +66,7 @@ train() { show "$build/train_gpt" --train-data "$out/train.bin" $model --micro-b
 # shellcheck disable=SC2086
 train_on_8() {
     OMP_NUM_THREADS=1 show $launch -n 8 "$build/train_gpt_3d" --train-data "$out/train.bin" $model \
-        --global-batch 8 \
-        --micro-batch 2 --tensor 2 --data 2 --pipeline 2 "$@"
+        --global-batch 8 --micro-batch 2 --tensor 2 --data 2 --pipeline 2 "$@"
 }
 # Prints the ms of the last of four steps of a log.
 fourth() { sed -n 's/.*"step":4,.*"ms":\([0-9]*\).*/\1/p' "$1"; }

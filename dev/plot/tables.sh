@@ -691,8 +691,8 @@ table_plan_table1() {
         [ "$v" -gt 1 ] && schedule=interleaved
         $plan --model "$model" --gpus "$gpus" --batch "$batch" 2>/dev/null >"$dir/best"
         $plan --model "$model" --gpus "$gpus" --batch "$batch" --tensor "$t" --pipeline "$p" \
-            --virtual "$v" \
-            --micro-batch "$b" --schedule $schedule --order tdp 2>/dev/null >"$dir/published"
+            --virtual "$v" --micro-batch "$b" --schedule $schedule --order tdp 2>/dev/null \
+            >"$dir/published"
         awk -F'\t' -v name="$model" -v gpus="$gpus" -v layout="$t, $p, $v, $b" '
             FNR == 1 { file++; seen = 0 }
             { key = $(NF - 1); value = $NF; sub(/,$/, "", value) }

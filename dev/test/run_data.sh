@@ -154,8 +154,7 @@ report $? 'and rows for --eval'
     --steps 2 --val-every 2 --val-batches 1 --out "$dir/wide/model" >"$dir/out" 2>&1
 report $? 'train_gpt trains on it'
 "$build/train_gpt" --init "$dir/wide/model/step-00000002" --eval "$dir/wide/windows.bin" --seq 8 \
-    --micro-batch 2 \
-    >"$dir/out" 2>&1
+    --micro-batch 2 >"$dir/out" 2>&1
 report $? "and evaluates: $(tail -n 1 "$dir/out")"
 echo '{"ctx": "a", "endings": ["b", "c"], "label": 1}' >"$dir/line"
 wide choices --text "$dir/line" --seq 8 &&
@@ -167,8 +166,7 @@ wide windows --text LICENSE --seq 8 --vocab 128255
     '^error: the text has token 128255 (<|endoftext|>), which a --vocab of 128255' "$dir/out"
 report $? 'refused: a --vocab that a token of the text reaches'
 PYTHONPATH=$dir/package prepare windows --text LICENSE --seq 8 --document-token '<|first|>' \
-    --vocab 128255 \
-    --tokenizer "$dir/tokenizer.json" --out "$dir/smaller" &&
+    --vocab 128255 --tokenizer "$dir/tokenizer.json" --out "$dir/smaller" &&
     [ "$(od -An -td4 -j16 -N4 "$dir/smaller/windows.bin")" -eq 128255 ]
 report $? 'a model with fewer tokens than its tokenizer is served, while the text has none of them'
 wide windows --text LICENSE --seq 8 --vocab 128512 &&
@@ -463,9 +461,8 @@ if ! "$python" -c 'import torch, transformers' 2>/dev/null; then
     echo 'skip check_transformers.py: torch and transformers are not installed'
 else
     "$build/train_gpt" --init $golden --train-data $golden/train.bin --seq 24 --global-batch 8 \
-        --steps 3 --val-every 3 \
-        --val-data $golden/train.bin --val-batches 2 --out "$dir/trained" --log "$dir/log" \
-            >"$dir/out" 2>&1
+        --steps 3 --val-every 3 --val-data $golden/train.bin --val-batches 2 --out "$dir/trained" \
+        --log "$dir/log" >"$dir/out" 2>&1
     report $? 'train_gpt makes a checkpoint'
     loss=$(sed -n 's/.*"step":3,"val_loss":\([^},]*\).*/\1/p' "$dir/log")
     check "$dir/trained/step-00000003" $golden/train.bin --seq 24 --batch 16 --loss "$loss" \

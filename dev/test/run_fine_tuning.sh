@@ -59,8 +59,8 @@ for kind in llama qwen2 nemotron gpt2; do
     step 5 && grep -q $class "$dir/out"
     report $? "$kind: from_pretrained loads the folder"
     "$python" dev/data/check_transformers.py "$dir/build/tuned/step-00000020" \
-        "$dir/build/notes/text_val_000000.bin" \
-        --seq 64 --batch 8 --loss "${losses#* }" --tolerance 1e-5 >"$dir/out" 2>&1
+        "$dir/build/notes/text_val_000000.bin" --seq 64 --batch 8 --loss "${losses#* }" \
+        --tolerance 1e-5 >"$dir/out" 2>&1
     report $? "$kind: and finds the validation loss: $(tail -n 1 "$dir/out")"
     "$python" dev/data/check_transformers.py "$dir/build/tuned/step-00000020" \
         --logits "$build/$trainer" >"$dir/out" 2>&1

@@ -74,8 +74,7 @@ beside() {
     mapfile -t seconds < <(values step_seconds <"$dir/plans.json")
     for i in "${!flags[@]}"; do
         trainer --simulate "dev/clusters/$cluster.json" --ranks "$gpus" --steps 2 $model \
-            --global-batch "$batch" \
-            ${flags[i]} >"$dir/out" 2>"$dir/err"
+            --global-batch "$batch" ${flags[i]} >"$dir/out" 2>"$dir/err"
         awk -v start="$start" -v flags="${flags[i]}" -v want="${memory[i]}" \
             -v plan="${seconds[i]}" '
             $1 ~ /^[0-9]+$/ && NF == 12 && $12 > gib { gib = $12 }
@@ -434,6 +433,5 @@ report $? 'and on 48 it fits'
 [[ $(best dgx-a100 --model gpt3-175b --gpus 1021 --batch 1021) == '--shard 3 --data 1021 '* ]]
 report $? 'on 1021, which no t and p divide, FSDP does'
 refused 1 'recomputation would do' --model gpt2-xl --cluster dgx-a100 --gpus 1 --batch 64 \
-    --recompute none \
-    --micro-batch 32
+    --recompute none --micro-batch 32
 finish
