@@ -244,9 +244,8 @@ trains() {
     fi
     echo
     if python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
-        python3 dev/torch_gpt2.py --micro-batch "$batch" --seq "$seq" --steps "$steps" --layers \
-            "$LAYERS" --heads "$HEADS" \
-            --channels "$CHANNELS" --vocab "$VOCAB"
+        python3 dev/torch_gpt2.py --micro-batch "$batch" --seq "$seq" --steps "$steps" \
+            --layers "$LAYERS" --heads "$HEADS" --channels "$CHANNELS" --vocab "$VOCAB"
     else
         echo "PyTorch with CUDA is not installed: nothing to compare with"
     fi
@@ -291,10 +290,9 @@ losses() {
     shift
     rm -f "$work/log.jsonl"
     # shellcheck disable=SC2086
-    OMP_NUM_THREADS=1 $launch -n "$ranks" "$fp32/train_gpt_3d" --init dev/test/golden --train-data \
-        dev/test/golden/train.bin \
-        --seq 24 --global-batch 8 --steps 3 --val-every 0 --log "$work/log.jsonl" "$@" \
-            >"$work/output" 2>&1 || return 1
+    OMP_NUM_THREADS=1 $launch -n "$ranks" "$fp32/train_gpt_3d" --init dev/test/golden \
+        --train-data dev/test/golden/train.bin --seq 24 --global-batch 8 --steps 3 --val-every 0 \
+        --log "$work/log.jsonl" "$@" >"$work/output" 2>&1 || return 1
     sed -n 's/.*"loss":\([0-9.]*\).*/\1/p' "$work/log.jsonl" | xargs
 }
 stage_ranks() {
@@ -305,8 +303,8 @@ stage_ranks() {
     one=$(losses 1 --micro-batch 1) || { tail -n 5 "$work/output"; return 1; }
     echo "1 rank: losses $one"
     for layout in '--tensor 2 --data 4' '--tensor 2 --data 4 --sequence-parallel 1' \
-        '--data 8 --zero 0' \
-        '--pipeline 2 --data 4' '--tensor 2 --data 2 --pipeline 2 --sequence-parallel 1' \
+        '--data 8 --zero 0' '--pipeline 2 --data 4' \
+        '--tensor 2 --data 2 --pipeline 2 --sequence-parallel 1' \
         '--tensor 2 --data 2 --pipeline 2 --virtual 1 --schedule gpipe'; do
         # shellcheck disable=SC2086
         eight=$(losses 8 --micro-batch 1 $layout) || { tail -n 5 "$work/output"; bad=1; continue; }

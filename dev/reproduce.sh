@@ -66,8 +66,7 @@ train() { show "$build/train_gpt" --train-data "$out/train.bin" $model --micro-b
 # shellcheck disable=SC2086
 train_on_8() {
     OMP_NUM_THREADS=1 show $launch -n 8 "$build/train_gpt_3d" --train-data "$out/train.bin" $model \
-        --global-batch 8 \
-        --micro-batch 2 --tensor 2 --data 2 --pipeline 2 "$@"
+        --global-batch 8 --micro-batch 2 --tensor 2 --data 2 --pipeline 2 "$@"
 }
 # Prints the ms of the last of four steps of a log.
 fourth() { sed -n 's/.*"step":4,.*"ms":\([0-9]*\).*/\1/p' "$1"; }
@@ -122,8 +121,8 @@ if "$python" -c 'import torch, transformers' 2>/dev/null; then
     model='--layers 2 --heads 4 --channels 64 --seq 64'
     rm -rf "$out/start"
     train --shuffle 0 --steps 0 --out "$out/start"
-    train --shuffle 0 --steps $n --lr 1e-3 --lr-final 1 --log "$out/torch.jsonl" --init \
-        "$out/start/step-00000000"
+    train --shuffle 0 --steps $n --lr 1e-3 --lr-final 1 --log "$out/torch.jsonl" \
+        --init "$out/start/step-00000000"
     "$python" dev/data/compare_torch.py "$out/start/step-00000000" "$out/train.bin" \
         "$out/torch.jsonl" --seq 64 \
         --batch 8 --lr 1e-3 --steps $n 2>"$out/torch.err" | tee "$out/torch" ||

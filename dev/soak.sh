@@ -101,8 +101,8 @@ await() {  # await TEXT: until the trainer has printed it, or has ended
 }
 step_of() { local name=${1##*step-}; name=${name%%/*}; echo $((10#$name)); }
 sound() {
-    "$build/train_gpt" --resume "$1" --dry-run --seq 24 --micro-batch 1 --global-batch 8 --shuffle \
-        1 >/dev/null 2>&1
+    "$build/train_gpt" --resume "$1" --dry-run --seq 24 --micro-batch 1 --global-batch 8 \
+        --shuffle 1 >/dev/null 2>&1
 }
 
 # large: a run of its own, with products that are large enough for kernels that no handler may
@@ -113,10 +113,8 @@ large() {
     rm -rf "$dir/large" "$dir"/pids/*
     : >"$dir/out"
     ONEDNN_MAX_CPU_ISA=ALL "$build/train_gpt" --layers 4 --heads 4 --channels 128 --seq 128 \
-        --micro-batch 8 \
-        --global-batch 8 --train-data "$dir/train.bin" --steps 100000 --val-every 0 --out \
-            "$dir/large" \
-        >"$dir/out" 2>"$dir/err" </dev/null &
+        --micro-batch 8 --global-batch 8 --train-data "$dir/train.bin" --steps 100000 \
+        --val-every 0 --out "$dir/large" >"$dir/out" 2>"$dir/err" </dev/null &
     job=$!
     await '^step '
     milliseconds "$((RANDOM % 400))"

@@ -102,9 +102,8 @@ trap - INT TERM HUP
 
 set -e
 [ $# -eq 0 ] || { env "$@" >/dev/null && before=0; }
-build/tools/timeline --step $((before + 5)) --pipeline "$(size pipeline)" --out \
-    "$OUT/timeline.svg" "$TRACE" \
-    2>"$OUT/timeline.txt"
+build/tools/timeline --step $((before + 5)) --pipeline "$(size pipeline)" \
+    --out "$OUT/timeline.svg" "$TRACE" 2>"$OUT/timeline.txt"
 build/tools/profile --out "$OUT/profile.svg" "$TRACE" >"$OUT/profile.txt"
 echo
 build/tools/loss --text --out "$OUT/loss.svg" "$OUT/log.jsonl"

@@ -387,10 +387,10 @@ static inline bool llama_read(const char *path, GPTConfig *config, Error *err) {
 // Prints a number as Python writes a float, so that it stays one: with the fewest digits
 // that give it back, and a point or an exponent.
 static inline const char *json_print_real(char text[40], double x) {
-    int digits = 1, exponent = 0;
+    int digits = 1;
     do snprintf(text, 40, "%.*e", digits - 1, x);
     while (strtod(text, NULL) != x && ++digits <= 17);
-    sscanf(strchr(text, 'e'), "e%d", &exponent);
+    int exponent = (int)strtod(strchr(text, 'e') + 1, NULL);
     int decimals = digits - 1 - exponent;
     if (exponent >= -4 && exponent < 16)
         snprintf(text, 40, "%.*f", decimals > 1 ? decimals : 1, x);

@@ -37,6 +37,7 @@
 #include "llmc/host/dataloader.h"
 #include "llmc/host/eval_file.h"
 #include "llmc/host/log.h"
+#include "llmc/host/options.h"
 #include "llmc/host/options_ranks.h"
 #include "llmc/host/outputs.h"
 #include "llmc/host/tokenizer_file.h"

@@ -53,8 +53,7 @@ done
 # Functions that the page provides: math, and a way to end.
 printf '%s\n' pow cos exp log log2 fmod exit _exit page_seconds tell_progress >"$dir/allowed"
 "$linker" --no-entry --gc-sections --strip-all -z stack-size=262144 \
-    --allow-undefined-file="$dir/allowed" \
-    "${exports[@]}" -o "$dir/explorer.wasm" "$dir"/*.o
+    --allow-undefined-file="$dir/allowed" "${exports[@]}" -o "$dir/explorer.wasm" "$dir"/*.o
 
 gzip -9n <"$dir/explorer.wasm" | base64 -w 0 >"$dir/wasm"  # the browser unpacks it
 

@@ -1,33 +1,43 @@
-// ---- schedules ------------------------------------------------------------------------------------------------------
+// ---- schedules ----------------------------------------------------------------------------------
 
 let shown = null;   // the schedule that is drawn
 let pinned = null;  // another one, drawn above it on the same axis
 
-// The pinned schedule with the times at which it is drawn. Where it has another number of chunks a stage, a micro-batch
-// is as much work on a stage as in the one that is shown: one box of 1F1B is as long as two of two chunks.
+// The pinned schedule with the times at which it is drawn. Where it has another number of chunks a
+// stage, a micro-batch is as much work on a stage as in the one that is shown: one box of 1F1B is
+// as long as two of two chunks.
 let drawnBeside = {of: null};
 function beside() {
-    const work = r => r.busy / (r.p * r.m), times = pinned && shown && pinned.v !== shown.v && !pinned.hangs &&
-                                                    !shown.hangs ? work(shown) / work(pinned) : 1;
+    const work = r => r.busy / (r.p * r.m);
+    const unlike = pinned && shown && pinned.v !== shown.v && !pinned.hangs && !shown.hangs;
+    const times = unlike ? work(shown) / work(pinned) : 1;
     if (!pinned || times === 1) return pinned;
     if (drawnBeside.of !== pinned || drawnBeside.longer !== times)
-        drawnBeside = {...pinned, of: pinned, longer: times, times: pinned.times.map(t => times * t),
-                       makespan: times * pinned.makespan, busy: times * pinned.busy};
+        drawnBeside = {
+            ...pinned, of: pinned, longer: times, times: pinned.times.map(t => times * t),
+            makespan: times * pinned.makespan, busy: times * pinned.busy,
+        };
     return drawnBeside;
 }
 
 // Two pictures of a question have to stand on one screen.
 const rowHeight = p => Math.max(6, Math.min(pinned && tourStep !== null ? 28 : 38,
                                             Math.floor((pinned ? 380 : 620) / p)));
-const MOST_LANES = 47;  // stages that have room for their messages: with one more, rows are 12 pixels high
+// Stages that have room for their messages: with one more, rows are 12 pixels high.
+const MOST_LANES = 47;
 
 // What the C is asked for these values, or an exception with the sentence.
 function question(values) {
     choose(values, "kind", "schedule", KINDS);
     const kind = KINDS.indexOf(values.kind), list = values.kind === "list";
     const size = (what, name, most) => list ? 1 : number(values, name, what, 1, most, true);
-    const q = {kind, p: size("stages", "p", 1024), m: size("micro-batches", "m", 65536), v: size("chunks", "v", 1024),
-               cost: ["F", "B", "W"].map(name => number(values, name, "the time " + name, 0, 1e6))};
+    const q = {
+        kind,
+        p: size("stages", "p", 1024),
+        m: size("micro-batches", "m", 65536),
+        v: size("chunks", "v", 1024),
+        cost: ["F", "B", "W"].map(name => number(values, name, "the time " + name, 0, 1e6)),
+    };
     if (kind === 4 && q.cost[0] === 0)
         throw new Refusal("F", "zb-auto needs a forward F that takes some time");
     if (q.cost[0] + q.cost[1] + q.cost[2] === 0)
@@ -70,7 +80,8 @@ async function openPin(text) {
     const values = {...DEFAULTS.schedules};
     if (text === null) pinned = null;
     else {
-        for (const [key, value] of new URLSearchParams(text)) if (Object.hasOwn(values, key)) values[key] = value;
+        for (const [key, value] of new URLSearchParams(text))
+            if (Object.hasOwn(values, key)) values[key] = value;
         try {
             pinned = scheduleOf(await ask("schedule", question(values)), values);
         } catch (e) {
@@ -84,11 +95,17 @@ function showPin() {
     $("pin").textContent = pinned ? "unpin" : "pin, to compare";
     $("pin").setAttribute("aria-pressed", String(Boolean(pinned)));
     $("pinnedbox").hidden = !pinned;
-    if (pinned) $("pinnedname").textContent = "Pinned: " + nameOf(pinned) + (beside().longer ? `, times ${short(
-        beside().longer)}: a box of a stage is as long as its chunks below` : "");
+    if (!pinned) return;
+    const {longer} = beside();
+    const why = ": a box of a stage is as long as its chunks below";
+    $("pinnedname").textContent =
+        "Pinned: " + nameOf(pinned) + (longer ? `, times ${short(longer)}${why}` : "");
 }
 
-const nameOf = r => `${section("schedules").querySelector(`option[value="${r.values.kind}"]`).text}, p = ${r.p}, m = ${r.m}` + (r.v > 1 ? `, v = ${r.v}` : "");
+function nameOf(r) {
+    const option = section("schedules").querySelector(`option[value="${r.values.kind}"]`);
+    return `${option.text}, p = ${r.p}, m = ${r.m}` + (r.v > 1 ? `, v = ${r.v}` : "");
+}
 
 const messageName = (kind, verb) => `${verb} of ${kind === 0 ? "activations" : "gradients"}`;
 
@@ -96,12 +113,16 @@ const messageName = (kind, verb) => `${verb} of ${kind === 0 ? "activations" : "
 function stuckSentence(r, s) {
     const {type, kind, micro, chunk, peer, input} = r.stuck[s];
     const which = `micro-batch ${micro}${r.v > 1 ? `, chunk ${chunk}` : ""}`;
-    if (type === 1) return `Stage ${s} is in the ${messageName(kind, "send")} of ${which} to stage ${peer}, ` +
-        "which has not come to its receive.";
-    if (type === 2) return `Stage ${s} is in the ${messageName(kind, "receive")} of ${which} from stage ${peer}, ` +
-        "which has not come to its send.";
-    if (input) return `Stage ${s} waits with the ${STEPS[kind]} of ${which} for what stage ${peer} has not sent.`;
-    return `Stage ${s} waits with the ${STEPS[kind]} of ${which} for a buffer, as stage ${peer} has not received.`;
+    const message = messageName(kind, type === 1 ? "send" : "receive");
+    if (type === 1)
+        return `Stage ${s} is in the ${message} of ${which} to stage ${peer}, ` +
+            "which has not come to its receive.";
+    if (type === 2)
+        return `Stage ${s} is in the ${message} of ${which} from stage ${peer}, ` +
+            "which has not come to its send.";
+    const step = `Stage ${s} waits with the ${STEPS[kind]} of ${which}`;
+    if (input) return `${step} for what stage ${peer} has not sent.`;
+    return `${step} for a buffer, as stage ${peer} has not received.`;
 }
 
 // Stages that wait for each other in a circle; empty if none do.
@@ -122,7 +143,8 @@ function showSchedule() {
     if (r.split || (pinned && pinned.split)) kinds.push(["weight", "W backward, weight half"]);
     const entries = kinds.map(([name, text]) => [COLORS[name][0], text, "mark-" + name]);
     if (r.v > 1) entries.push([COLORS.forward[1], "lighter: higher chunks"]);
-    if (Number(r.values.transfer) > 0) entries.push([COLORS.send, "send"], [COLORS.receive, "receive"]);
+    if (Number(r.values.transfer) > 0)
+        entries.push([COLORS.send, "send"], [COLORS.receive, "receive"]);
     entries.push([null, r.hangs ? "idle" : "idle: fill, stall, drain, wait for the norm",
                   "mark-idle"]);
     if (r.hangs) entries.push([COLORS.orange, "arrows: waits for that stage, for ever"]);
@@ -133,20 +155,24 @@ function showSchedule() {
     const formulas = {gpipe: "(p-1)/m", "1f1b": "(p-1)/m", interleaved: "(p-1)/(v m)",
                       "zb-h1": "(p-1)(F+B-W)/(m(F+B+W))"};
     if (formulas[r.values.kind])
-        rows.push(["Formula", `${formulas[r.values.kind]} = ${percent(r.formula)}, for equal chunks and free ` +
-                              "messages"]);
+        rows.push(["Formula", `${formulas[r.values.kind]} = ${percent(r.formula)}, for equal ` +
+                              "chunks and free messages"]);
     if (!r.hangs) rows.push(["Idle by cause", idleText(r)]);
-    if (pinned && !pinned.hangs && !r.hangs) rows.push(["Beside the pinned one", comparison(r, beside())]);
-    rows.push(["Proof", r.proved ? `cannot hang with ${plural(r.proved, "buffer")} at each end of a link, on streams ` +
-                                   "of their own" : r.sentence]);
+    if (pinned && !pinned.hangs && !r.hangs)
+        rows.push(["Beside the pinned one", comparison(r, beside())]);
+    const proof = `cannot hang with ${plural(r.proved, "buffer")} at each end of a link, ` +
+        "on streams of their own";
+    rows.push(["Proof", r.proved ? proof : r.sentence]);
     rows.push(["Buffers needed", r.needs ? `${r.needs}: with fewer it hangs` : "none suffice"]);
     if (r.needs === 1) rows[rows.length - 1][1] = "1";
-    if (r.values.kind === "zb-auto") rows.push(["In flight, at most", `${r.limit} micro-batches a stage`]);
+    if (r.values.kind === "zb-auto")
+        rows.push(["In flight, at most", `${r.limit} micro-batches a stage`]);
     if (r.layers[0]) rows.push(["Layers of the chunks", [...r.layers].slice(0, 64).join(" ") +
                                                         (r.layers.length > 64 ? " ..." : "")]);
     if (r.values.follow !== "") rows.push(...wayOf(r, Number(r.values.follow)));
     facts("facts", rows);
-    const ring = circle(r), order = ring.concat(r.stuck.map((_, s) => s).filter(s => !ring.includes(s)));
+    const ring = circle(r);
+    const order = ring.concat(r.stuck.map((_, s) => s).filter(s => !ring.includes(s)));
     const stuck = order.filter(s => r.hangs && r.stuck[s].type >= 0);
     const waits = stuck.slice(0, 12).map(s => stuckSentence(r, s));
     if (r.hangs && ring.length > 1)
@@ -160,31 +186,35 @@ function showSchedule() {
     showPin();
     drawSchedule();
     $("numbers").textContent = JSON.stringify({
-        p: r.p, m: r.m, v: r.v, split: r.split, makespan: r.makespan, busy: r.busy, bubble: r.bubble,
-        formula: r.formula, proved: r.proved, needs: r.needs, hangs: r.hangs, sentence: r.sentence,
-        flight: [...r.flight], layers: [...r.layers], span: ownSpans(r), idle: r.hangs ? null : idleOf(r),
+        p: r.p, m: r.m, v: r.v, split: r.split, makespan: r.makespan, busy: r.busy,
+        bubble: r.bubble, formula: r.formula, proved: r.proved, needs: r.needs, hangs: r.hangs,
+        sentence: r.sentence, flight: [...r.flight], layers: [...r.layers], span: ownSpans(r),
+        idle: r.hangs ? null : idleOf(r),
         stuck: r.stuck.map((x, s) => x.type < 0 ? "" : stuckSentence(r, s)), circle: ring});
 }
 
 function bubbleText(r) {
     if (r.hangs) return "unknown: the schedule hangs";
-    const ideal = r.busy / r.p, text = `${percent(r.bubble)} of compute time (${short(r.makespan - ideal)} of ` +
-                                       `${short(ideal)})`;
+    const ideal = r.busy / r.p, idle = short(r.makespan - ideal);
+    const text = `${percent(r.bubble)} of compute time (${idle} of ${short(ideal)})`;
     const spans = ownSpans(r), gaps = spans.reduce((sum, span) => sum + span, 0) - r.busy;
     if (!r.split) return text;
-    return `${text}; between a stage's own first and last step only ${percent(Math.max(0, gaps) / r.busy)}. The rest ` +
-           "is the wait for the first micro-batch and for the other stages' gradient norm";
+    const own = percent(Math.max(0, gaps) / r.busy);
+    return `${text}; between a stage's own first and last step only ${own}. The rest is the wait ` +
+           "for the first micro-batch and for the other stages' gradient norm";
 }
 
-// Calls seen(start, end, cause) for each idle time of a stage. Cause 0 fill: before its first step; 1 stall: between
-// steps up to its last forward; 2 drain: after that; 3 wait for the norm: after its last step, until all are through.
+// Calls seen(start, end, cause) for each idle time of a stage. Cause 0 fill: before its first step;
+// 1 stall: between steps up to its last forward; 2 drain: after that; 3 wait for the norm: after
+// its last step, until all are through.
 const CAUSES = ["fill", "stall", "drain", "wait for the norm"];
 function eachIdle(r, s, seen) {
     let stop = r.first[s + 1], last = -1, at = 0;
     while (stop > r.first[s] && r.marks[8 * (stop - 1) + 4] > 2) stop--;
     for (let i = r.first[s]; i < stop; i++) if (r.marks[8 * i + 4] === 0) last = i;
     for (let i = r.first[s]; i < stop; i++) {
-        if (r.times[4 * i] > at + 1e-9) seen(at, r.times[4 * i], i === r.first[s] ? 0 : i <= last ? 1 : 2);
+        const start = r.times[4 * i], cause = i === r.first[s] ? 0 : i <= last ? 1 : 2;
+        if (start > at + 1e-9) seen(at, start, cause);
         at = Math.max(at, r.times[4 * i + 1]);
     }
     if (r.makespan > at + 1e-9) seen(at, r.makespan, 3);
@@ -193,58 +223,74 @@ function eachIdle(r, s, seen) {
 // Idle time of all stages by cause.
 function idleOf(r) {
     const sums = [0, 0, 0, 0];
-    for (let s = 0; s < r.p; s++) eachIdle(r, s, (start, end, cause) => { sums[cause] += end - start; });
+    const add = (start, end, cause) => { sums[cause] += end - start; };
+    for (let s = 0; s < r.p; s++) eachIdle(r, s, add);
     return sums;
 }
-const idleText = r => idleOf(r).map((sum, i) => `${CAUSES[i]} ${percent(sum / r.busy)}`).join(", ") +
-                      " of compute time";
+function idleText(r) {
+    const texts = idleOf(r).map((sum, i) => `${CAUSES[i]} ${percent(sum / r.busy)}`);
+    return texts.join(", ") + " of compute time";
+}
 
 function comparison(r, other) {
     const peak = Math.max(...r.flight), before = Math.max(...other.flight);
     const change = r.makespan / other.makespan - 1;
-    return `the step takes ${short(r.makespan)} instead of ${short(other.makespan)} (${change > 0 ? "+" : ""}` +
-           `${(100 * change).toFixed(1)}%), the bubble is ${percent(r.bubble)} instead of ` +
-           `${percent(other.bubble)}, and ` +
+    const signed = (change > 0 ? "+" : "") + (100 * change).toFixed(1);
+    const times = `${short(r.makespan)} instead of ${short(other.makespan)}`;
+    return `the step takes ${times} (${signed}%), ` +
+           `the bubble is ${percent(r.bubble)} instead of ${percent(other.bubble)}, and ` +
            `a stage keeps at most ${peak} instead of ${before} activations` +
            (r.v !== other.v ? ` (one of ${r.v} chunks is 1/${r.v} of a stage)` : "");
 }
 
-// The way of a micro-batch through the stages, as rows of facts: its steps in the order of time, and their code.
+// The way of a micro-batch through the stages, as rows of facts: its steps in the order of time,
+// and their code.
 function wayOf(r, micro) {
     const steps = [];
     for (let s = 0; s < r.p; s++) {
         for (let i = r.first[s]; i < r.first[s + 1]; i++) {
-            const kind = r.marks[8 * i + 4];
+            const kind = r.marks[8 * i + 4], chunk = r.marks[8 * i + 6];
             if (kind <= 2 && r.marks[8 * i + 5] === micro)
-                steps.push({s, kind, chunk: r.marks[8 * i + 6], start: r.times[4 * i], end: r.times[4 * i + 1]});
+                steps.push({s, kind, chunk, start: r.times[4 * i], end: r.times[4 * i + 1]});
         }
     }
     steps.sort((a, b) => a.start - b.start);
-    const text = steps.slice(0, 48).map(x => `${"FBW"[x.kind]}${r.v > 1 ? "." + x.chunk : ""} on stage ${x.s} at ` +
-                                             short(x.start)).join(", ") + (steps.length > 48 ? " ..." : "");
+    const joined = (list, most) =>
+        list.slice(0, most).join(", ") + (list.length > most ? " ..." : "");
+    const text = joined(steps.map(x => {
+        const chunk = r.v > 1 ? "." + x.chunk : "";
+        return `${"FBW"[x.kind]}${chunk} on stage ${x.s} at ${short(x.start)}`;
+    }), 48);
     const last = r.split ? 2 : 1, held = [];
     for (let s = 0; s < r.p && s < 16; s++) {
         const own = steps.filter(x => x.s === s), from = own.find(x => x.kind === 0);
         const to = own.filter(x => x.kind === last);
-        if (from && to.length) held.push(`stage ${s} for ${short(to[to.length - 1].end - from.start)}`);
+        if (!from || !to.length) continue;
+        held.push(`stage ${s} for ${short(to[to.length - 1].end - from.start)}`);
     }
     const links = [];
-    for (const [what, name] of [["the loop over the list", "run_batch"], ["its receive", "link_receive"],
-                                ["forward of a chunk", "forward"], ["its send", "link_send"],
-                                ["backward of a chunk", "backward"]]) {
+    const parts = [["the loop over the list", "run_batch"], ["its receive", "link_receive"],
+                   ["forward of a chunk", "forward"], ["its send", "link_send"],
+                   ["backward of a chunk", "backward"]];
+    for (const [what, name] of parts) {
         const file = "train_gpt_pp.cu", text = `${what} (line ${LINES[file][name]})`;
         links.push(links.length ? ", " : file + ": ", sourceLink(text, file, name));
     }
-    const hops = kind => steps.filter(x => x.kind === kind).flatMap((x, k, own) =>
-        k && own[k - 1].s !== x.s ? [`${own[k - 1].s} to ${x.s} from ${short(own[k - 1].end)}`] : []);
-    const up = hops(0), down = hops(1), some = list => list.slice(0, 12).join(", ") + (list.length > 12 ? " ..." : "");
+    const hops = kind => steps.filter(x => x.kind === kind).flatMap((x, k, own) => {
+        const before = own[k - 1];
+        return k && before.s !== x.s ? [`${before.s} to ${x.s} from ${short(before.end)}`] : [];
+    });
+    const up = hops(0), down = hops(1);
+    const messages = `${up.length + down.length}: activations of stage ${joined(up, 12)}; ` +
+        `gradients of stage ${joined(down, 12)}`;
     return [[`Micro-batch ${micro}`, text],
-            ["Its messages", up.length ? `${up.length + down.length}: activations of stage ${some(up)}; gradients of ` +
-                                         `stage ${some(down)}` : "none: there is one stage"],
-            ["Its activations are kept", held.join(", ")], ["The code that runs", links]];
+            ["Its messages", up.length ? messages : "none: there is one stage"],
+            ["Its activations are kept", held.join(", ")],
+            ["The code that runs", links]];
 }
 
-// From the first start to the last end of each stage's steps, which are in the order of time; messages come after them.
+// From the first start to the last end of each stage's steps, which are in the order of time;
+// messages come after them.
 function ownSpans(r) {
     return Array.from({length: r.p}, (_, s) => {
         const first = r.first[s];
@@ -265,8 +311,8 @@ function drawSchedule() {
     const now = timeShown === null ? end : Math.min(timeShown, end);
     if (other) drawTimeline($("pinned"), other, now, end);
     drawTimeline($("timeline"), r, now, end);
-    $("timeline").setAttribute("aria-label",
-                               `timeline of ${r.p} stages and ${r.m} micro-batches up to time ${short(now)}`);
+    const what = `timeline of ${r.p} stages and ${r.m} micro-batches up to time ${short(now)}`;
+    $("timeline").setAttribute("aria-label", what);
     $("time").value = String(Math.round(now / end * 1000));
     $("clock").textContent = `time ${playing ? now.toFixed(1) : short(now)} of ${short(end)}`;
     $("time").setAttribute("aria-valuetext", $("clock").textContent);
@@ -276,9 +322,11 @@ function drawSchedule() {
 // Stages that have room for their number, among them the last.
 function labelStages(g, count, row, height, top) {
     const every = Math.ceil(13 / row);
-    for (let s = 0; s < count; s++)
+    for (let s = 0; s < count; s++) {
+        const y = top + s * row + height / 2;
         if (s === count - 1 || (s % every === 0 && (count - 1 - s) * row >= 13))
-            label(g, (s ? "" : "stage ") + s, MARGIN.left - 8, top + s * row + height / 2, {align: "right"});
+            label(g, (s ? "" : "stage ") + s, MARGIN.left - 8, y, {align: "right"});
+    }
 }
 
 function drawTimeline(canvas, r, now, end) {
@@ -289,7 +337,8 @@ function drawTimeline(canvas, r, now, end) {
     const scale = (width - MARGIN.left - MARGIN.right) / end, x = t => MARGIN.left + t * scale;
     const shades = STEPS.map(name => Array.from({length: r.v}, (_, c) =>
         mix(...COLORS[name], r.v > 1 ? c / (r.v - 1) * 0.85 : 0)));
-    const colors = Float64Array.from(shades.flat().flatMap(shade => shade.match(/[0-9]+/g).map(Number)));
+    const numbers = shade => shade.match(/[0-9]+/g).map(Number);
+    const colors = Float64Array.from(shades.flat().flatMap(numbers));
     const idle = hatching(g), follow = r.values.follow === "" ? -1 : Number(r.values.follow);
     let labels = null;  // only rows that are not crowded have any
     labelStages(g, r.p, row, row, MARGIN.top);
@@ -308,7 +357,8 @@ function drawTimeline(canvas, r, now, end) {
                 if (!text || box < 12 || b - a < 6.5 * text.length + 8) return;
                 g.fillStyle = COLORS.ground;
                 g.fillRect((a + b) / 2 - 3.1 * text.length, y + 2, 6.2 * text.length, box - 4);
-                label(g, text, (a + b) / 2, y + box / 2, {size: 11, color: COLORS.muted, align: "center"});
+                label(g, text, (a + b) / 2, y + box / 2,
+                      {size: 11, color: COLORS.muted, align: "center"});
             });
             labels = labels || labelsOf(r, scale, box);
             drawRow(g, r, s, y, box, x, now, shades, lanes, follow, labels);
@@ -341,8 +391,9 @@ function labelsOf(r, scale, height) {
     });
 }
 
-// A row whose boxes can be told apart. Their kinds differ without colour as well: a backward has a line at its foot,
-// the weight half a broken one; where there is room the letter stands before the number of the micro-batch.
+// A row whose boxes can be told apart. Their kinds differ without colour as well: a backward has a
+// line at its foot, the weight half a broken one; where there is room the letter stands before the
+// number of the micro-batch.
 function drawRow(g, r, s, y, height, x, now, shades, lanes, follow, labels) {
     for (let i = r.first[s]; i < r.first[s + 1]; i++) {
         const start = r.times[4 * i], stop = r.times[4 * i + 1], kind = r.marks[8 * i + 4];
@@ -357,7 +408,8 @@ function drawRow(g, r, s, y, height, x, now, shades, lanes, follow, labels) {
             }
             continue;
         }
-        const wide = Math.max(b - a - (b - a > 5 ? 1 : 0), 1), dark = r.v === 1 || r.marks[8 * i + 6] < r.v / 2;
+        const wide = Math.max(b - a - (b - a > 5 ? 1 : 0), 1);
+        const dark = r.v === 1 || r.marks[8 * i + 6] < r.v / 2;
         const ink = dark && kind !== 2 ? "#fff" : COLORS.ink;
         if (faded) {  // over the hatching
             g.globalAlpha = 1;
@@ -370,7 +422,8 @@ function drawRow(g, r, s, y, height, x, now, shades, lanes, follow, labels) {
         if (wide < 5 || height < 10) continue;
         g.fillStyle = ink;
         if (kind === 1) g.fillRect(a + 1, y + height - 3, wide - 2, 1.5);
-        for (let dash = a + 1; kind === 2 && dash < a + wide - 2; dash += 5) g.fillRect(dash, y + height - 3, 2.5, 1.5);
+        for (let dash = a + 1; kind === 2 && dash < a + wide - 2; dash += 5)
+            g.fillRect(dash, y + height - 3, 2.5, 1.5);
         const {letter, size} = labels[kind], text = letter + micro;
         if (size && b - a >= 0.57 * size * text.length)
             label(g, text, (a + b - 1) / 2, y + (height - 1) / 2,
@@ -388,13 +441,15 @@ function drawWay(g, r, micro, row, box, x, now) {
                 steps.push([r.times[4 * i], r.times[4 * i + 1], s]);
     steps.sort((a, b) => a[0] - b[0]);
     const y = s => MARGIN.top + s * row + box / 2;
-    for (let k = 1; k < steps.length; k++)
-        if (steps[k][2] !== steps[k - 1][2] && row >= 10)
-            arrow(g, x(steps[k - 1][1]) - 1, y(steps[k - 1][2]), x(steps[k][0]) + 1, y(steps[k][2]), COLORS.orange);
+    for (let k = 1; k < steps.length; k++) {
+        const [, end, from] = steps[k - 1], [start, , to] = steps[k];
+        if (to !== from && row >= 10)
+            arrow(g, x(end) - 1, y(from), x(start) + 1, y(to), COLORS.orange);
+    }
 }
 
-// A row with more boxes than pixels: each column of pixels has the mean colour of the boxes in it. colors: red, green
-// and blue of each kind and chunk.
+// A row with more boxes than pixels: each column of pixels has the mean colour of the boxes in it.
+// colors: red, green and blue of each kind and chunk.
 function drawCrowdedRow(g, r, s, y, height, scale, now, colors) {
     const columns = Math.ceil(now * scale), sums = new Float32Array(4 * columns);
     const {times, marks, v} = r, stop = r.first[s + 1];
@@ -415,7 +470,8 @@ function drawCrowdedRow(g, r, s, y, height, scale, now, colors) {
     const idle = [1, 3, 5].map(i => parseInt(COLORS.ground.slice(i, i + 2), 16));
     for (let column = 0; column < columns; column++) {
         const free = Math.max(0, 1 - sums[4 * column + 3]);
-        for (let k = 0; k < 3; k++) image.data[4 * column + k] = sums[4 * column + k] + free * idle[k];
+        for (let k = 0; k < 3; k++)
+            image.data[4 * column + k] = sums[4 * column + k] + free * idle[k];
         image.data[4 * column + 3] = 255;
     }
     crowded.canvas.width = Math.max(columns, 1);
@@ -441,9 +497,10 @@ function drawAxis(g, end, scale, y) {
     const power = 10 ** Math.floor(Math.log10(end / 8)), lead = end / 8 / power;
     const step = power * (lead <= 1 ? 1 : lead <= 2 ? 2 : lead <= 5 ? 5 : 10);
     for (let t = 0; t <= end * 1.0001; t += step) {
+        const x = MARGIN.left + t * scale;
         g.fillStyle = COLORS.grid;
-        g.fillRect(MARGIN.left + t * scale, y, 1, 5);
-        label(g, short(t), MARGIN.left + t * scale, y + 13, {size: 11, color: COLORS.muted, align: "center"});
+        g.fillRect(x, y, 1, 5);
+        label(g, short(t), x, y + 13, {size: 11, color: COLORS.muted, align: "center"});
     }
 }
 
@@ -451,7 +508,8 @@ function drawSteps(g, most, columns, base, unit) {
     g.fillStyle = COLORS.share;
     for (let column = 0, from = 0; column < columns; column++) {
         if (column + 1 < columns && most[column + 1] === most[from]) continue;
-        g.fillRect(MARGIN.left + from, base - most[from] * unit, column + 1 - from, most[from] * unit);
+        const height = most[from] * unit;
+        g.fillRect(MARGIN.left + from, base - height, column + 1 - from, height);
         from = column + 1;
     }
 }
@@ -459,11 +517,14 @@ function drawSteps(g, most, columns, base, unit) {
 // The same pixel by pixel: a thousand rows have a million steps.
 function drawPixels(g, most, columns, base, height, unit) {
     if (columns < 1) return;
-    const image = crowded.createImageData(columns, height), pixels = new Uint32Array(image.data.buffer);
+    const image = crowded.createImageData(columns, height);
+    const pixels = new Uint32Array(image.data.buffer);
     const [red, green, blue] = [1, 3, 5].map(i => parseInt(COLORS.share.slice(i, i + 2), 16));
     const color = (255 << 24 | blue << 16 | green << 8 | red) >>> 0;
-    for (let column = 0; column < columns; column++)
-        for (let y = Math.round(height - most[column] * unit); y < height; y++) pixels[y * columns + column] = color;
+    for (let column = 0; column < columns; column++) {
+        const top = Math.round(height - most[column] * unit);
+        for (let y = top; y < height; y++) pixels[y * columns + column] = color;
+    }
     crowded.canvas.width = columns;
     crowded.canvas.height = height;
     crowded.putImageData(image, 0, 0);
@@ -471,8 +532,8 @@ function drawPixels(g, most, columns, base, height, unit) {
     crowded.canvas.height = 1;
 }
 
-// Micro-batches and chunks whose activations a stage holds: from the start of a forward to the end of the last step
-// that reads them.
+// Micro-batches and chunks whose activations a stage holds: from the start of a forward to the end
+// of the last step that reads them.
 function drawFlight(r, now, end) {
     const peak = Math.max(1, ...r.flight), row = Math.max(6, Math.min(30, Math.floor(420 / r.p)));
     const width = axisRoom();
@@ -480,7 +541,8 @@ function drawFlight(r, now, end) {
     const scale = (width - MARGIN.left - MARGIN.right) / end, every = Math.ceil(13 / row);
     for (let s = 0; s < r.p; s++) {
         const base = MARGIN.top + (s + 1) * row - 1, unit = (row - 3) / peak;
-        const columns = Math.ceil(now * scale), most = new Int32Array(columns + 1);  // held in each column of pixels
+        const columns = Math.ceil(now * scale);
+        const most = new Int32Array(columns + 1);  // held in each column of pixels
         let held = 0, at = 0;
         const {times, marks} = r, stop = r.first[s + 1];
         for (let i = r.first[s]; i <= stop; i++) {
@@ -488,7 +550,8 @@ function drawFlight(r, now, end) {
             const change = i === stop ? now : kind === 0 ? times[4 * i] : times[4 * i + 1];
             if ((kind !== 0 && kind !== last) || change > now) continue;
             const to = Math.min(columns, Math.max(at, Math.ceil(change * scale)));
-            for (let column = Math.max(0, at - 1); column < to; column++) most[column] = Math.max(most[column], held);
+            for (let column = Math.max(0, at - 1); column < to; column++)
+                most[column] = Math.max(most[column], held);
             at = to;
             if (i < stop) held += kind === 0 ? 1 : -1;
         }
@@ -498,10 +561,11 @@ function drawFlight(r, now, end) {
         g.fillRect(MARGIN.left, base, end * scale, 1);
         if (s !== r.p - 1 && (s % every || (r.p - 1 - s) * row < 13)) continue;
         label(g, (s ? "" : "stage ") + s, MARGIN.left - 8, base - row / 2 + 1, {align: "right"});
-        label(g, now < r.makespan ? `${held} / ${r.flight[s]}` : `max ${r.flight[s]}`, width - MARGIN.right + 5,
-              base - row / 2 + 1, {size: Math.min(12, row + 4)});
+        const text = now < r.makespan ? `${held} / ${r.flight[s]}` : `max ${r.flight[s]}`;
+        label(g, text, width - MARGIN.right + 5, base - row / 2 + 1, {size: Math.min(12, row + 4)});
     }
-    $("flight").setAttribute("aria-label", "most activations in flight on each stage: " + [...r.flight].join(", "));
+    const most = [...r.flight].join(", ");
+    $("flight").setAttribute("aria-label", "most activations in flight on each stage: " + most);
 }
 
 // The next time at which something begins or ends, in a direction; undefined: there is none.
@@ -515,13 +579,14 @@ function momentFrom(r, now, direction) {
 }
 
 function moveTime(direction) {
-    const end = shown.makespan, now = timeShown === null ? end : timeShown, next = momentFrom(shown, now, direction);
+    const end = shown.makespan, now = timeShown === null ? end : timeShown;
+    const next = momentFrom(shown, now, direction);
     timeShown = next === undefined ? (direction > 0 ? null : 0) : next >= end ? null : next;
     drawSchedule();
     keepAddress();
 }
 
-// ---- the player -----------------------------------------------------------------------------------------------------
+// ---- the player ---------------------------------------------------------------------------------
 
 let playing = 0;
 
@@ -535,7 +600,10 @@ function play() {
     $("play").textContent = $("ringplay").textContent = "stop";
     if (panel === "collectives") {
         if (roundShown >= ringShown.rounds) roundShown = 0, drawRing();
-        playing = setInterval(() => { moveRound(1); if (roundShown >= ringShown.rounds) stop(); }, 900);
+        playing = setInterval(() => {
+            moveRound(1);
+            if (roundShown >= ringShown.rounds) stop();
+        }, 900);
     } else {
         const end = shown.makespan, pace = end / Math.min(120, Math.max(60, 2 * shown.count));
         if (timeShown === null) timeShown = 0;

@@ -13,10 +13,9 @@ draw() {  # draw NAME TITLE USUAL OTHER 'WORD OF USUAL' 'WORD OF OTHER'
     for layers in 4 24; do
         for trainer in "$3" "build/experiments/$4"; do
             "$build/$trainer" --layers $layers --heads 2 --channels 64 --seq 64 --micro-batch 4 \
-                --global-batch 8 \
-                --train-data build/pages.bin --shuffle 1 --steps 100 --lr 2e-3 --warmup 10 \
-                    --val-every 0 \
-                --log "build/out/${trainer##*/}-$layers.jsonl" >/dev/null
+                --global-batch 8 --train-data build/pages.bin --shuffle 1 --steps 100 --lr 2e-3 \
+                --warmup 10 --val-every 0 --log "build/out/${trainer##*/}-$layers.jsonl" \
+                >/dev/null
         done
         curves+=("$5, $layers layers=build/out/$3-$layers.jsonl" \
             "$6, $layers layers=build/out/$4-$layers.jsonl")

@@ -12,10 +12,8 @@ for schedule in gpipe 1f1b interleaved zb-h1 zb-auto; do
     chunks=1 title="$schedule: 4 stages, 8 micro-batches" trainer=train_gpt_pp
     [ $schedule = interleaved ] && chunks=2 title="$title, 2 chunks a stage"
     [[ $schedule = zb-* ]] && trainer=train_zero_bubble
-    "$build/$trainer" --simulate dev/clusters/laptop.json --ranks 4 --pipeline 4 --schedule \
-        $schedule --virtual $chunks \
-        --layers 8 --heads 8 --channels 512 --vocab 128 --seq 256 --micro-batch 2 --global-batch \
-            16 --trace "$trace" \
-        >/dev/null
+    "$build/$trainer" --simulate dev/clusters/laptop.json --ranks 4 --pipeline 4 \
+        --schedule $schedule --virtual $chunks --layers 8 --heads 8 --channels 512 --vocab 128 \
+        --seq 256 --micro-batch 2 --global-batch 16 --trace "$trace" >/dev/null
     build/tools/timeline --title "$title" --out "$out/$schedule.svg" "$trace"
 done

@@ -644,9 +644,8 @@ table_holmes() { dev/scale/holmes.sh; }
 # order.
 table_holmes_plan() {
     build/tools/plan --light --model ptdp-7.5b --cluster holmes-a100 --gpus 64 --batch 768 \
-        --tensor 4 --micro-batch 6 \
-        --recompute none 2>/dev/null | sed -n \
-            '2,4p; /^  equal stages/p; /^  half p, twice d/p; /^  order/p' | fenced
+        --tensor 4 --micro-batch 6 --recompute none 2>/dev/null |
+        sed -n '2,4p; /^  equal stages/p; /^  half p, twice d/p; /^  order/p' | fenced
 }
 
 # The best of these layouts on the trainer's own clock.
@@ -716,8 +715,8 @@ table_plan_table1() {
         [ "$v" -gt 1 ] && schedule=interleaved
         $plan --model "$model" --gpus "$gpus" --batch "$batch" 2>/dev/null >"$dir/best"
         $plan --model "$model" --gpus "$gpus" --batch "$batch" --tensor "$t" --pipeline "$p" \
-            --virtual "$v" \
-            --micro-batch "$b" --schedule $schedule --order tdp 2>/dev/null >"$dir/published"
+            --virtual "$v" --micro-batch "$b" --schedule $schedule --order tdp 2>/dev/null \
+            >"$dir/published"
         awk -F'\t' -v name="$model" -v gpus="$gpus" -v layout="$t, $p, $v, $b" '
             FNR == 1 { file++; seen = 0 }
             { key = $(NF - 1); value = $NF; sub(/,$/, "", value) }

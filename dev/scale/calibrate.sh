@@ -23,8 +23,8 @@ train() {  # train PROGRAMS LAYERS HEADS CHANNELS SEQ MICRO_BATCH STEPS FLAGS...
     shift
     # shellcheck disable=SC2086
     ${CALIBRATE_RUN:-} "$programs/train_gpt" --train-data "$data" --layers "$1" --heads "$2" \
-        --channels "$3" --seq "$4" \
-        --micro-batch "$5" --global-batch $((2 * $5)) --steps "$6" "${@:7}"
+        --channels "$3" --seq "$4" --micro-batch "$5" --global-batch $((2 * $5)) --steps "$6" \
+        "${@:7}"
 }
 
 # Of the table of kernels: class, calls, seconds, GB and GFLOP of each class of kernels; attention

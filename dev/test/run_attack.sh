@@ -242,8 +242,8 @@ three=${trainer}_3d
 # unlike PATTERN FLAGS OTHER-FLAGS [PROGRAM]: refused in one sentence that has the pattern.
 unlike() {
     # shellcheck disable=SC2086
-    timeout 30 "${launch[@]}" -n 1 "$three" $tiny --steps 2 $2 : -n 1 "${4:-$three}" $tiny --steps \
-        2 $3 >out 2>err </dev/null
+    timeout 30 "${launch[@]}" -n 1 "$three" $tiny --steps 2 $2 : -n 1 "${4:-$three}" $tiny \
+        --steps 2 $3 >out 2>err </dev/null
     code=$?
     [ $code = 2 ] && [ "$(grep -c '^error: ' err)" = 1 ] && grep -q "^error: .*$1" err
     report $? \
@@ -262,8 +262,7 @@ cp shard here/data.bin
 printf '\144\0\0\0' | dd of=there/data.bin bs=1 seek=8 conv=notrunc 2>/dev/null  # 100 tokens
 # shellcheck disable=SC2086
 timeout 30 "${launch[@]}" -n 1 -wdir here "$three" ${tiny/shard/data.bin} --steps 2 : -n 1 -wdir \
-    there "$three" \
-    ${tiny/shard/data.bin} --steps 2 >out 2>err </dev/null
+    there "$three" ${tiny/shard/data.bin} --steps 2 >out 2>err </dev/null
 code=$?
 [ $code = 2 ] && grep -q \
     '^error: the ranks see different files under the name that --train-data gives' err

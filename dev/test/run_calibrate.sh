@@ -40,8 +40,8 @@ refused 'has no rows of llmc' "$dir/none.jsonl"
 # Steps of GPT-2 as measured on that GPU (dev/results/h200-2026-11-27.md): within 13%.
 while read -r model batch measured; do
     "$bf16/train_gpt" --model "$model" --max-seq 1024 --seq 1024 --micro-batch "$batch" \
-        --global-batch "$batch" \
-        --simulate dev/clusters/h200-1.json --ranks 1 --steps 2 >"$dir/out" 2>"$dir/err"
+        --global-batch "$batch" --simulate dev/clusters/h200-1.json --ranks 1 --steps 2 \
+        >"$dir/out" 2>"$dir/err"
     predicted=$(sed -n 's/^step 2\/2 | *\([0-9.]*\) ms.*/\1/p' "$dir/out")
     awk -v a="$measured" -v b="$predicted" \
         'BEGIN { e = b / a - 1; exit !(b > 0 && e < 0.13 && e > -0.13) }'

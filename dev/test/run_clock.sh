@@ -35,8 +35,7 @@ trained() {  # trained RANKS LOG TRAINER FLAGS...: a real run on the virtual clo
     local ranks=$1 log=$2 trainer=$3
     shift 3
     $launch -n "$ranks" "$build/$trainer" --train-data "$dir/train.bin" $model --log "$dir/$log" \
-        "$@" \
-        >"$dir/out" 2>"$dir/err"
+        "$@" >"$dir/out" 2>"$dir/err"
 }
 simulated() {  # simulated RANKS LOG TRAINER FLAGS...
     local ranks=$1 log=$2 trainer=$3
@@ -46,8 +45,8 @@ simulated() {  # simulated RANKS LOG TRAINER FLAGS...
 }
 
 layout='--tensor 2 --data 2 --pipeline 2 --virtual 2'
-trained 8 plain train_gpt_3d $layout && trained 8 virtual train_gpt_3d $layout --virtual-time \
-    $cluster &&
+trained 8 plain train_gpt_3d $layout && trained 8 virtual train_gpt_3d $layout \
+    --virtual-time $cluster &&
     [ -n "$(losses "$dir/plain")" ] && [ "$(losses "$dir/plain")" = "$(losses "$dir/virtual")" ]
 report $? '--virtual-time changes no bit of losses and gradient norms: 8 ranks'
 [ "$(grep -c '"simulated":true' "$dir/virtual")" = 2 ] && ! grep -q simulated "$dir/plain"
@@ -143,8 +142,7 @@ bubble() {  # bubble NAME PERCENT FLAGS...
     local name=$1 formula=$2 measured
     shift 2
     simulated 4 bubble train_gpt_3d --pipeline 4 --layers 512 --heads 4 --channels 64 --vocab 100 \
-        --seq 32 \
-        --micro-batch 2 --global-batch 16 --steps 2 --trace "$dir/bubble.json" "$@"
+        --seq 32 --micro-batch 2 --global-batch 16 --steps 2 --trace "$dir/bubble.json" "$@"
     measured=$(build/tools/profile "$dir/bubble.json" | awk '$1 == "mean" { print $NF }')
     awk -v a="$measured" -v b="$formula" 'BEGIN { exit !(a > 0.97 * b && a < 1.03 * b) }'
     report $? "$name at p = 4, m = 8: a bubble of $measured%, by the formula $formula%"
@@ -160,8 +158,7 @@ bubble 'interleaved, v = 2' 18.75 --virtual 2
 # attention FLAGS...: ms of it on each rank of a ring
 attention() {
     simulated "$1" ring train_context --layers 1 --heads 4 --channels 256 --vocab 512 --seq 131072 \
-        --micro-batch 1 \
-        --global-batch 1 --steps 1 --context "$1" --context-by ring "${@:2}"
+        --micro-batch 1 --global-batch 1 --steps 1 --context "$1" --context-by ring "${@:2}"
     awk '$1 ~ /^[0-9]+$/ && NF == 12 { printf "%.0f ", $2 * $4 / 100 }' "$dir/out"
 }
 cluster=dev/clusters/dgx-a100.json
@@ -194,9 +191,8 @@ done
 constant() { sed -n "s/.*\"$1\": {\"value\": \([0-9.e+]*\),.*/\1/p" "$cluster"; }
 waits() {  # waits TOKENS: does the first rank's forward wait for keys?
     "${build/fp32/bf16}/train_context" --simulate "$cluster" --ranks 4 --layers 1 --heads 32 \
-        --channels 4096 --vocab 512 \
-        --seq $((4 * $1)) --micro-batch 1 --global-batch 1 --steps 1 --context 4 --context-by ring \
-        --trace "$dir/ring.json" >"$dir/out" 2>"$dir/err"
+        --channels 4096 --vocab 512 --seq $((4 * $1)) --micro-batch 1 --global-batch 1 --steps 1 \
+        --context 4 --context-by ring --trace "$dir/ring.json" >"$dir/out" 2>"$dir/err"
     local event='.*"name":"([^"]*)".*"ts":([0-9.]*),"dur":([0-9.]*),"pid":([0-9]*).*'
     sed -E "s/$event/\4|\1|\2|\3/" "$dir/ring.json" | awk -F'|' '
         $1 == 0 && $2 == "forward 0" { end = $3 + $4 }
@@ -226,8 +222,7 @@ cluster=$dir/far.json overlap 'one network card each' nic_bandwidth
 # update.
 
 build=build/cpu-bf16-profile cluster=dev/clusters/dgx-a100.json simulated 1 roof train_gpt \
-    --layers 2 --heads 16 --channels 2048 --seq 1024 \
-    --steps 1 --trace "$dir/roof.json"
+    --layers 2 --heads 16 --channels 2048 --seq 1024 --steps 1 --trace "$dir/roof.json"
 roof=$(awk '/^matrix product/ { print $NF + 0 }' "$dir/out" | sort -n | tail -n 1)
 awk -v roof="${roof:-0}" 'BEGIN { exit !(roof > 60 && roof <= 100) }'
 report $? "the best product reaches $roof% of the peak"
@@ -243,8 +238,7 @@ nanoseconds() {
     sed "s/\"$1\": {\"value\": [^,]*/\"$1\": {\"value\": $2/" dev/clusters/laptop.json \
         >"$dir/changed.json"
     cluster=$dir/changed.json simulated 2 link train_gpt_3d --layers 4 --heads 4 --channels 64 \
-        --seq 32 --micro-batch 2 \
-        --steps 1 "${@:3}"
+        --seq 32 --micro-batch 2 --steps 1 "${@:3}"
     times "$dir/link" | awk '{ printf "%.0f", 1e6 * $1 }'
 }
 # twice NAME CONSTANT VALUES FLAGS...: at 1/2 and 1/4 of the bandwidth, 1 and 3 times as much more
@@ -267,8 +261,8 @@ cluster=dev/clusters/selene-2021.json
 gpt3='--layers 96 --heads 96 --channels 12288 --vocab 51200 --seq 2048'
 gpt3+=' --micro-batch 1 --tensor 8 --recompute layer'
 begin=$(date +%s%N)
-simulated 1024 large train_gpt_3d $gpt3 --pipeline 16 --global-batch 256 --steps 1 --trace \
-    "$dir/large.json"
+simulated 1024 large train_gpt_3d $gpt3 --pipeline 16 --global-batch 256 --steps 1 \
+    --trace "$dir/large.json"
 code=$?
 [ $code = 0 ] && grep -q '"simulated":true' "$dir/large" &&
     [ "$(grep -c '^ *[0-9][0-9]* .* [0-9.]*$' "$dir/out")" -ge 16 ]
@@ -281,8 +275,8 @@ report $? 'the trace has the stages that were simulated, and no other rank'
 # No dimension of a grid but x may grow with the tokens of a micro-batch: y and z end at 65535
 # blocks. The stand-in refuses such a launch as a GPU does.
 many() {  # many TRAINER RANKS FLAGS...: a million tokens a micro-batch
-    simulated "$2" many "$1" --layers 2 --heads 2 --channels 8 --vocab 8 --seq 8 --micro-batch \
-        131072 --steps 1 "${@:3}"
+    simulated "$2" many "$1" --layers 2 --heads 2 --channels 8 --vocab 8 --seq 8 \
+        --micro-batch 131072 --steps 1 "${@:3}"
     code=$?
     report $code \
         "$1 launches all kernels for 1048576 tokens a micro-batch ${*:3}: $(tail -n 1 "$dir/err")"
@@ -299,8 +293,7 @@ many train_llama 1 --model llama
 many train_llama 1 --model nemotron
 cluster=dev/clusters/eos-2025.json
 simulated 64 long train_llama --tensor 8 --pipeline 8 --sequence-parallel 1 --model llama-3.2-1b \
-    --seq 131072 \
-    --micro-batch 4 --global-batch 8 --recompute layer
+    --seq 131072 --micro-batch 4 --global-batch 8 --recompute layer
 report $? \
     "Llama 3.2 1B with 4 sequences of 131072 tokens at a time, on 64 GPUs: $(tail -n 1 "$dir/err")"
 cluster=dev/clusters/selene-2021.json
@@ -378,9 +371,8 @@ refused 'cannot open' --simulate "$dir/none.json" --ranks 1
 refused 'makes 6, but the job has 8 ranks' --simulate $cluster --ranks 8 --tensor 2 --pipeline 3 \
     --data 1
 refused 'does not divide' --simulate $cluster --ranks 8 --tensor 3
-refused 'multiple of 4 (stages) micro-batches' --simulate $cluster --ranks 4 --pipeline 4 --layers \
-    8 --virtual 2 \
-    --global-batch 24
+refused 'multiple of 4 (stages) micro-batches' --simulate $cluster --ranks 4 --pipeline 4 \
+    --layers 8 --virtual 2 --global-batch 24
 refused 'needs --ranks' --simulate $cluster
 refused 'needs --simulate' --ranks 8
 refused 'at most 1024, not 2048' --simulate $cluster --ranks 2048 --pipeline 2048 --layers 2048 \

@@ -20,10 +20,9 @@ train() {
     shift 2
     # shellcheck disable=SC2206
     [ "$n" = 1 ] || start=($launch -n "$n")
-    timeout -k 5 120 "${start[@]}" "$build/$trainer" --train-data '0.9:b.bin,0.1:a.bin' --shuffle \
-        1 --layers 4 \
-        --heads 4 --channels 16 --seq 32 --micro-batch 2 --global-batch 32 --ramp 8,8,90 \
-        --warmup 4 --lr 1e-2 --steps 14 "$@" >out 2>&1 </dev/null
+    timeout -k 5 120 "${start[@]}" "$build/$trainer" --train-data '0.9:b.bin,0.1:a.bin' \
+        --shuffle 1 --layers 4 --heads 4 --channels 16 --seq 32 --micro-batch 2 --global-batch 32 \
+        --ramp 8,8,90 --warmup 4 --lr 1e-2 --steps 14 "$@" >out 2>&1 </dev/null
 }
 # curve LOG: step, loss, norm and learning rate of each line.
 curve() { sed -n \

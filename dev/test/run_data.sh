@@ -54,10 +54,9 @@ report $? "its first 20th, $((split - 1)) tokens, is validation"
 holds "$out/tinyshakespeare_train_000001.bin" "$split" "$total" "$dir/tokens"
 report $? "the rest, $((total - split + 1)) tokens, is training: each speech after <|endoftext|>"
 
-"$build/train_gpt" --train-data "$out/tinyshakespeare_train_*.bin" --val-data \
-    "$out/tinyshakespeare_val_*.bin" --layers 1 \
-    --channels 16 --seq 8 --micro-batch 2 --steps 2 --val-every 2 --out "$dir/checkpoint" \
-        >"$dir/out" 2>&1
+"$build/train_gpt" --train-data "$out/tinyshakespeare_train_*.bin" \
+    --val-data "$out/tinyshakespeare_val_*.bin" --layers 1 --channels 16 --seq 8 --micro-batch 2 \
+    --steps 2 --val-every 2 --out "$dir/checkpoint" >"$dir/out" 2>&1
 report $? 'train_gpt trains and validates on them'
 
 mv "$source" "$dir/moved"
@@ -150,15 +149,12 @@ report $? 'a vocabulary of 128256 gives a shard of uint32'
 wide windows --text LICENSE --seq 8 && head -n 1 LICENSE | head -c 16 >"$dir/line" &&
     wide cloze --text "$dir/line" --seq 8
 report $? 'and rows for --eval'
-"$build/train_gpt" --vocab 128256 --train-data "$dir/wide/text_train_*.bin" --val-data \
-    "$dir/wide/text_val_*.bin" \
-    --layers 1 --channels 16 --seq 8 --micro-batch 2 --steps 2 --val-every 2 --val-batches 1 --out \
-        "$dir/wide/model" \
-    >"$dir/out" 2>&1
+"$build/train_gpt" --vocab 128256 --train-data "$dir/wide/text_train_*.bin" \
+    --val-data "$dir/wide/text_val_*.bin" --layers 1 --channels 16 --seq 8 --micro-batch 2 \
+    --steps 2 --val-every 2 --val-batches 1 --out "$dir/wide/model" >"$dir/out" 2>&1
 report $? 'train_gpt trains on it'
 "$build/train_gpt" --init "$dir/wide/model/step-00000002" --eval "$dir/wide/windows.bin" --seq 8 \
-    --micro-batch 2 \
-    >"$dir/out" 2>&1
+    --micro-batch 2 >"$dir/out" 2>&1
 report $? "and evaluates: $(tail -n 1 "$dir/out")"
 echo '{"ctx": "a", "endings": ["b", "c"], "label": 1}' >"$dir/line"
 wide choices --text "$dir/line" --seq 8 &&
@@ -170,8 +166,7 @@ wide windows --text LICENSE --seq 8 --vocab 128255
     '^error: the text has token 128255 (<|endoftext|>), which a --vocab of 128255' "$dir/out"
 report $? 'refused: a --vocab that a token of the text reaches'
 PYTHONPATH=$dir/package prepare windows --text LICENSE --seq 8 --document-token '<|first|>' \
-    --vocab 128255 \
-    --tokenizer "$dir/tokenizer.json" --out "$dir/smaller" &&
+    --vocab 128255 --tokenizer "$dir/tokenizer.json" --out "$dir/smaller" &&
     [ "$(od -An -td4 -j16 -N4 "$dir/smaller/windows.bin")" -eq 128255 ]
 report $? 'a model with fewer tokens than its tokenizer is served, while the text has none of them'
 wide windows --text LICENSE --seq 8 --vocab 128512 &&
@@ -185,8 +180,8 @@ report $? '--vocab stands in the rows: a model may have more tokens than its tok
 whole() {
     rm -rf "$dir/whole"
     echo "$2" >"$dir/kind.json"
-    PYTHONPATH=$dir/package prepare text --text "$1" --tokenizer "$dir/kind.json" --out \
-        "$dir/whole" "${@:3}" &&
+    PYTHONPATH=$dir/package prepare text --text "$1" --tokenizer "$dir/kind.json" \
+        --out "$dir/whole" "${@:3}" &&
         for file in "$dir"/whole/text_val_*.bin "$dir"/whole/text_train_*.bin; do od -An -v -tu4 \
             -j1024 -w4 "$file"; done |
         tr -d ' '
@@ -419,14 +414,14 @@ report $? 'and nothing is left that looks like data'
 echo '{"ctx": "a", "endings": ["b", "c", "d", "e"], "label": 4}' >"$dir/label"
 refused 1 "label 4 of 4 endings" choices --text "$dir/label" --tokenizer bytes --out "$dir/none"
 echo '{"ctx": "a", "endings": ["b", "c"], "label": 1e999}' >"$dir/label"
-refused 1 'line 1 of .* (OverflowError' choices --text "$dir/label" --tokenizer bytes --out \
-    "$dir/none"
+refused 1 'line 1 of .* (OverflowError' choices --text "$dir/label" --tokenizer bytes \
+    --out "$dir/none"
 "$python" -c 'print("[" * 100000)' >"$dir/label"
-refused 1 'line 1 of .* is not as it must be' choices --text "$dir/label" --tokenizer bytes --out \
-    "$dir/none"
+refused 1 'line 1 of .* is not as it must be' choices --text "$dir/label" --tokenizer bytes \
+    --out "$dir/none"
 echo '{"ctx": "", "endings": ["b", "c"], "label": 1}' >"$dir/label"
-refused 1 'example 1 has no token of context' choices --text "$dir/label" --tokenizer bytes --out \
-    "$dir/none"
+refused 1 'example 1 has no token of context' choices --text "$dir/label" --tokenizer bytes \
+    --out "$dir/none"
 echo '{"ctx": "a", "endings": ["b", "a very long ending"], "label": 1}' >"$dir/label"
 refused 1 'example 1 has no token of context with --seq 8' choices --text "$dir/label" --seq 8 \
     --out "$dir/none"
@@ -447,12 +442,12 @@ refused 1 '--shards must not be negative' tinystories --shards -1
 refused 1 'shard-tokens must lie between' tinystories --shard-tokens 0
 refused 1 "$dir/tokens" tinyshakespeare --source "file://$source" --out "$dir/tokens"
 if ! "$python" -c 'import tokenizers' 2>/dev/null; then
-    refused 1 'pip install tokenizers' tinystories --tokenizer "$dir/tokenizer.json" --source \
-        "file://$source" --out "$dir/none"
+    refused 1 'pip install tokenizers' tinystories --tokenizer "$dir/tokenizer.json" \
+        --source "file://$source" --out "$dir/none"
 fi
 if ! "$python" -c 'import pyarrow' 2>/dev/null; then
-    refused 1 'pip install pyarrow' fineweb --tokenizer bytes --source "file://$source" --out \
-        "$dir/none"
+    refused 1 'pip install pyarrow' fineweb --tokenizer bytes --source "file://$source" \
+        --out "$dir/none"
 fi
 
 # ---- check_transformers.py -----------------------------------------------------------------------
@@ -466,9 +461,8 @@ if ! "$python" -c 'import torch, transformers' 2>/dev/null; then
     echo 'skip check_transformers.py: torch and transformers are not installed'
 else
     "$build/train_gpt" --init $golden --train-data $golden/train.bin --seq 24 --global-batch 8 \
-        --steps 3 --val-every 3 \
-        --val-data $golden/train.bin --val-batches 2 --out "$dir/trained" --log "$dir/log" \
-            >"$dir/out" 2>&1
+        --steps 3 --val-every 3 --val-data $golden/train.bin --val-batches 2 --out "$dir/trained" \
+        --log "$dir/log" >"$dir/out" 2>&1
     report $? 'train_gpt makes a checkpoint'
     loss=$(sed -n 's/.*"step":3,"val_loss":\([^},]*\).*/\1/p' "$dir/log")
     check "$dir/trained/step-00000003" $golden/train.bin --seq 24 --batch 16 --loss "$loss" \

@@ -54,9 +54,8 @@ measure() {
     rm -f "$dir/log"
     # shellcheck disable=SC2206
     [ "$n" = 1 ] || start=($launch -n "$n")
-    timeout -k 5 120 "${start[@]}" "$build/$trainer" --init "$model" --eval "$file" --log \
-        "$dir/log" "$@" \
-        >"$dir/out" 2>&1 </dev/null
+    timeout -k 5 120 "${start[@]}" "$build/$trainer" --init "$model" --eval "$file" \
+        --log "$dir/log" "$@" >"$dir/out" 2>&1 </dev/null
 }
 # like FILE: is the log's loss sum within 1e-6 of the one in FILE, and the rest the same?
 like() {
@@ -119,10 +118,9 @@ eval_rows.write_rows(sys.argv[1], eval_rows.TEXT, 61, 0, rows)
 PYTHON
 measure 1 train_gpt dev/test/golden "$dir/plain.bin"
 sum=$(sed -n 's/.*"eval_loss_sum":\([^,]*\),.*/\1/p' "$dir/log")
-"$build/train_gpt" --init dev/test/golden --train-data dev/test/golden/train.bin --val-data \
-    dev/test/golden/train.bin \
-    --seq 24 --micro-batch 4 --global-batch 8 --val-batches 2 --steps 0 --val-every 1 --log \
-        "$dir/val" >"$dir/out" 2>&1
+"$build/train_gpt" --init dev/test/golden --train-data dev/test/golden/train.bin \
+    --val-data dev/test/golden/train.bin --seq 24 --micro-batch 4 --global-batch 8 --val-batches 2 \
+    --steps 0 --val-every 1 --log "$dir/val" >"$dir/out" 2>&1
 mean=$(sed -n 's/.*"val_loss":\([^,}]*\).*/\1/p' "$dir/val")
 awk -v s="$sum" -v m="$mean" \
     'BEGIN { d = s / 384 - m; exit !(m > 0 && d < 1e-7 * m && -d < 1e-7 * m) }'

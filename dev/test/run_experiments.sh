@@ -89,9 +89,8 @@ check "one_stream: rank 1 is in the send of micro-batch 0" \
 check "one_stream: behind it is the receive of micro-batch 1" \
     says 4 'rank 1 waits in ncclRecv.*micro-batch 1.*behind'
 $launch -n 2 "$build/$dir/one_stream" --pipeline 2 --schedule gpipe --init dev/test/golden \
-    --micro-batch 2 \
-    --train-data dev/test/golden/train.bin --global-batch 8 --steps 2 --val-every 0 \
-        >$dir/gpipe.out 2>&1 </dev/null
+    --micro-batch 2 --train-data dev/test/golden/train.bin --global-batch 8 --steps 2 \
+    --val-every 0 >$dir/gpipe.out 2>&1 </dev/null
 check "one_stream: GPipe runs to its end" test $? = 0
 
 change swapped_sums
@@ -148,8 +147,8 @@ check "parallel_block: as many reduce-scatters fewer: $(calls parallel_block 1 n
 check "parallel_block: and 3 all-gathers a layer for 6: $(calls parallel_block 1 ncclAllGather)" \
     test "$(calls parallel_block 1 ncclAllGather)" = $(($(calls train_gpt_tp 1 ncclAllGather) - 48))
 "$build/$dir/parallel_block" --init dev/test/golden --train-data dev/test/golden/train.bin \
-    --micro-batch 2 \
-    --global-batch 8 --steps 1 --val-every 0 >$dir/parallel_one.out 2>&1 </dev/null
+    --micro-batch 2 --global-batch 8 --steps 1 --val-every 0 >$dir/parallel_one.out 2>&1 \
+    </dev/null
 one=$(grep -oE '^step.*norm [0-9.]+' $dir/parallel_one.out)
 check "parallel_block: on 1 rank, 2, and with sequence parallelism the numbers are: $one" \
     test -n "$one" -a "$(grep -c -xF "$one" $dir/parallel_block.out)" = 2

@@ -296,8 +296,8 @@ compare_search() {
             $3 ~ /^}/ {
                 printf "%.9g %s  ", seen["step_seconds"], seen["memory_bytes"]
                 print seen["flags"] }' "$dir/plan")"
-    build/tools/plan --light "${flags[@]}" | sed -n \
-        '/^why not/,/^train:/s/^  \([^ ].\{25\}\)\(.*\)/\1|\2/p' |
+    build/tools/plan --light "${flags[@]}" |
+        sed -n '/^why not/,/^train:/s/^  \([^ ].\{25\}\)\(.*\)/\1|\2/p' |
         sed 's/ *|/|/' >"$dir/why"
     said "$1" whynot >"$dir/page"
     said "$1" best | grep -vx loaded

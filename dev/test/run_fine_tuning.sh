@@ -38,8 +38,8 @@ for kind in llama qwen2 nemotron gpt2; do
         gpt2) page=gpt2 class=GPT2LMHeadModel trainer=train_gpt_3d ;;
     esac
     rm -rf "$dir/build/model" "$dir/build/notes" "$dir/build/tuned"
-    "$python" dev/data/check_transformers.py "$dir/build/model" --random 2,4,32,285,128 --type \
-        $kind >"$dir/out" 2>&1 &&
+    "$python" dev/data/check_transformers.py "$dir/build/model" --random 2,4,32,285,128 \
+        --type $kind >"$dir/out" 2>&1 &&
         "$build/dev/test/test_tokenizer" --fixture "$dir/build/model/tokenizer.json" $tokenizer
     report $? "$kind: transformers makes a small model"
     step 2 && grep -q 'text_val_000000.bin: [0-9]* tokens' "$dir/out"
@@ -53,17 +53,17 @@ for kind in llama qwen2 nemotron gpt2; do
     report $? "$kind: and the validation loss falls: $losses"
     grep -q '^sample: hello' "$dir/out"
     report $? "$kind: a sample begins with the prompt"
-    "$python" dev/data/check_transformers.py "$dir/build/tuned/step-00000020" --from \
-        "$dir/build/model" >"$dir/out" 2>&1
+    "$python" dev/data/check_transformers.py "$dir/build/tuned/step-00000020" \
+        --from "$dir/build/model" >"$dir/out" 2>&1
     report $? "$kind: what training does not change comes out again: $(tail -n 1 "$dir/out")"
     step 5 && grep -q $class "$dir/out"
     report $? "$kind: from_pretrained loads the folder"
     "$python" dev/data/check_transformers.py "$dir/build/tuned/step-00000020" \
-        "$dir/build/notes/text_val_000000.bin" \
-        --seq 64 --batch 8 --loss "${losses#* }" --tolerance 1e-5 >"$dir/out" 2>&1
+        "$dir/build/notes/text_val_000000.bin" --seq 64 --batch 8 --loss "${losses#* }" \
+        --tolerance 1e-5 >"$dir/out" 2>&1
     report $? "$kind: and finds the validation loss: $(tail -n 1 "$dir/out")"
-    "$python" dev/data/check_transformers.py "$dir/build/tuned/step-00000020" --logits \
-        "$build/$trainer" >"$dir/out" 2>&1
+    "$python" dev/data/check_transformers.py "$dir/build/tuned/step-00000020" \
+        --logits "$build/$trainer" >"$dir/out" 2>&1
     report $? "$kind: and the trainer's logits: $(tail -n 1 "$dir/out")"
 done
 finish

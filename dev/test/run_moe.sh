@@ -52,10 +52,9 @@ report $? 'and refuses a log without experts in a sentence'
 
 # evaluate E: on as many ranks, whose micro-batches and slots are others.
 evaluate() {
-    $launch -n "$1" "$build/train_moe" --layers 2 --heads 2 --channels 32 --seq 32 --global-batch \
-        8 --micro-batch 2 \
-        --top-k 2 --expert-parallel "$1" --init "$dir/out-4/step-00000003" --eval \
-            "$dir/windows.bin" 2>"$dir/out" |
+    $launch -n "$1" "$build/train_moe" --layers 2 --heads 2 --channels 32 --seq 32 \
+        --global-batch 8 --micro-batch 2 --top-k 2 --expert-parallel "$1" \
+        --init "$dir/out-4/step-00000003" --eval "$dir/windows.bin" 2>"$dir/out" |
         grep '^eval loss'
 }
 if command -v python3 >/dev/null; then
@@ -74,9 +73,8 @@ fi
 report $? '--simulate: 8 GPUs without data'
 # shellcheck disable=SC2086
 for run in 1 2; do
-    $launch -n 2 "$build/train_moe" $flags --steps 2 --expert-parallel 2 --virtual-time \
-        dev/clusters/laptop.json \
-        2>&1 | grep '^step 0' >"$dir/virtual-$run"
+    $launch -n 2 "$build/train_moe" $flags --steps 2 --expert-parallel 2 \
+        --virtual-time dev/clusters/laptop.json 2>&1 | grep '^step 0' >"$dir/virtual-$run"
 done
 [ -s "$dir/virtual-1" ] && cmp -s "$dir/virtual-1" "$dir/virtual-2"
 report $? '--virtual-time: the same command has the same nanoseconds'

@@ -164,11 +164,9 @@ NCCL_MPI_PINNED_MIB=1 must_fail 4 all && said \
 report $? "a GPU's queue: pinned memory that is too small is reported"
 train() {  # train FOLDER LOG
     timeout -k 5 300 $launch -n 8 "$1/train_gpt_3d" --train-data dev/test/golden/train.bin \
-        --tensor 2 --data 2 \
-        --pipeline 2 --virtual 2 --sequence-parallel 1 --layers 4 --heads 2 --channels 64 --vocab \
-            257 --seq 32 \
-        --micro-batch 2 --global-batch 16 --steps 4 --val-every 0 --log "$2" >"$dir/out" \
-            2>"$dir/err" &&
+        --tensor 2 --data 2 --pipeline 2 --virtual 2 --sequence-parallel 1 --layers 4 --heads 2 \
+        --channels 64 --vocab 257 --seq 32 --micro-batch 2 --global-batch 16 --steps 4 \
+        --val-every 0 --log "$2" >"$dir/out" 2>"$dir/err" &&
         sed -i 's/,"ms":.*//' "$2" && [ "$(grep -c '"loss"' "$2")" = 4 ]
 }
 train "$build" "$dir/cpu" && train "$queue" "$dir/gpu" && cmp "$dir/cpu" "$dir/gpu"

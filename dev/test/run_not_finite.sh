@@ -70,8 +70,7 @@ done
 # Rows of an evaluation: the header of eval_file.h would be long to write here.
 if command -v python3 >/dev/null; then
     PYTHONDONTWRITEBYTECODE=1 python3 dev/data/prepare.py windows --text Makefile --seq 32 \
-        --stride 32 --out "$dir" \
-        >"$dir/out" 2>&1
+        --stride 32 --out "$dir" >"$dir/out" 2>&1
     "$build/train_gpt" --seq 32 --init "$dir/bad" --eval "$dir/windows.bin" >>"$dir/out" \
         2>"$dir/err"
     [ $? = 1 ] && grep -qx "error: the weights of $dir/bad are not finite: h.1.mlp.c_proj.weight" \
@@ -82,8 +81,7 @@ fi
 # A learning rate that is far too large makes every gradient infinite, and no tensor is to blame.
 # shellcheck disable=SC2086
 "$build/train_gpt" $data --layers 2 --heads 2 --channels 32 --steps 9 --lr 1000 --lr-final 1 \
-    --clip 0 \
-    --weight-decay 1000 >"$dir/out" 2>"$dir/err"
+    --clip 0 --weight-decay 1000 >"$dir/out" 2>"$dir/err"
 [ $? = 1 ] && grep -q \
     '^error: step [2-9]: .*the weights are not finite any more: \|no gradient is finite' \
     "$dir/err" &&

@@ -74,8 +74,7 @@ beside() {
     mapfile -t seconds < <(values step_seconds <"$dir/plans.json")
     for i in "${!flags[@]}"; do
         trainer --simulate "dev/clusters/$cluster.json" --ranks "$gpus" --steps 2 $model \
-            --global-batch "$batch" \
-            ${flags[i]} >"$dir/out" 2>"$dir/err"
+            --global-batch "$batch" ${flags[i]} >"$dir/out" 2>"$dir/err"
         awk -v start="$start" -v flags="${flags[i]}" -v want="${memory[i]}" \
             -v plan="${seconds[i]}" '
             $1 ~ /^[0-9]+$/ && NF == 12 && $12 > gib { gib = $12 }
@@ -341,8 +340,8 @@ report $? "and by $shared% where data groups share a NIC for two GPUs, and the s
 # by the stages' speed.
 model='--layers 36 --heads 32 --channels 4096 --vocab 51200 --seq 2048'
 unlike() {
-    plan $model --cluster holmes-a100 --gpus 64 --batch 768 --tensor 4 --micro-batch 6 --recompute \
-        none "$@"
+    plan $model --cluster holmes-a100 --gpus 64 --batch 768 --tensor 4 --micro-batch 6 \
+        --recompute none "$@"
 }
 unlike --json >"$dir/unlike.json"
 mapfile -t flags < <(values flags <"$dir/unlike.json")
@@ -361,9 +360,8 @@ equal=$(unlike --layers-per-stage 18,18 --pipeline 2 --json | values step_second
 report $? "these flags have the same step again, ${again:-none} s, and equal stages $equal s"
 accepted=0
 for at in 0 1 2; do
-    trainer --simulate dev/clusters/holmes-a100.json --ranks 64 --steps 2 $model --global-batch \
-        768 ${flags[at]} \
-        >"$dir/out" 2>"$dir/err"
+    trainer --simulate dev/clusters/holmes-a100.json --ranks 64 --steps 2 $model \
+        --global-batch 768 ${flags[at]} >"$dir/out" 2>"$dir/err"
     awk -v want="${memory[at]}" '
         /^step [0-9.]* s / { step = $2 }
         $1 ~ /^[0-9]+$/ && NF == 12 && $12 > gib { gib = $12 }
@@ -420,14 +418,14 @@ refused 1 'all 8 GPUs, and the batch of 12' --model gpt2 --cluster dgx-a100 --gp
     --shard 3
 refused 1 'does not fit\|nothing fits' --model gpt3-175b --cluster dgx-a100 --gpus 32 --batch 32 \
     --shard 3
-refused 2 'needs --pipeline' --model gpt2 --cluster dgx-a100 --gpus 8 --batch 8 --layers-per-stage \
-    6,6
+refused 2 'needs --pipeline' --model gpt2 --cluster dgx-a100 --gpus 8 --batch 8 \
+    --layers-per-stage 6,6
 refused 2 'sum to the 12' --model gpt2 --cluster dgx-a100 --gpus 8 --batch 8 --pipeline 2 \
     --layers-per-stage 6,5
 refused 2 'value is missing' --model gpt2 --cluster dgx-a100 --gpus
 refused 1 'no layout' --model gpt2 --cluster dgx-a100 --gpus 7 --batch 8 --tensor 7
-refused 1 't = 7, p = 1, d = 1 .* no divisor of 1024' --model gpt3-175b --cluster dgx-a100 --gpus \
-    1024 --batch 1536 --tensor 7
+refused 1 't = 7, p = 1, d = 1 .* no divisor of 1024' --model gpt3-175b --cluster dgx-a100 \
+    --gpus 1024 --batch 1536 --tensor 7
 refused 1 '1020 and 1024 GPUs are' --model gpt3-175b --cluster dgx-a100 --gpus 1021 --batch 1536
 began=$SECONDS
 refused 1 '48 GPUs would do, and no fewer' --model gpt3-175b --cluster dgx-a100 --gpus 8 --batch 64
@@ -445,6 +443,5 @@ short='--layers 32 --heads 32 --channels 4096 --vocab 50257 --seq 512 --micro-ba
 [[ $(best dgx-a100 $short --gpus 64 --batch 256 --shard 3 --recompute layer) == *' --replicas '* ]]
 report $? 'FSDP whose gathers cross nodes and do not hide is sharded within nodes instead'
 refused 1 'recomputation would do' --model gpt2-xl --cluster dgx-a100 --gpus 1 --batch 64 \
-    --recompute none \
-    --micro-batch 32
+    --recompute none --micro-batch 32
 finish

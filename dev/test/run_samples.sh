@@ -14,8 +14,7 @@ normalizer='{"type":"Sequence","normalizers":[]}'
 sentences="{\"normalizer\":$normalizer,\"model\":{\"type\":\"Unigram\",\"vocab\":[]}}"
 train() {
     "$build/train_gpt" --train-data dev/test/golden/train.bin --seq 4 --micro-batch 1 \
-        --global-batch 1 "$@" \
-        >"$dir/out" 2>"$dir/err" </dev/null
+        --global-batch 1 "$@" >"$dir/out" 2>"$dir/err" </dev/null
 }
 text() { train --sample-every 1 --sample-tokens 1 --prompt axb "$@"; }
 sampled() { grep -q '^sample: ab' "$dir/out"; }
@@ -53,15 +52,15 @@ report $? 'the vocabulary of bytes has bytes'
 
 refused 'vocabulary has 61 .*job/step-00000002 has none' 'a checkpoint without one' \
     text --resume "$dir/job/step-00000002" --steps 3
-refused 'vocabulary has 61 .*this run has none' 'a new model' \
-    text --vocab 61 --layers 1 --channels 8 --heads 1 --steps 1
+refused 'vocabulary has 61 .*this run has none' 'a new model' text --vocab 61 --layers 1 \
+    --channels 8 --heads 1 --steps 1
 rm "$dir/model/tokenizer.json"
 refused 'model has none' 'a folder without one' text --init "$dir/model" --steps 1
 train --init "$dir/model" --steps 1
 report $? 'which trains without text'
 touch "$dir/model/vocab.json" "$dir/model/merges.txt"
-refused 'model has only vocab.json and merges.txt' 'a folder of the slow kind' text --init \
-    "$dir/model" --steps 1
+refused 'model has only vocab.json and merges.txt' 'a folder of the slow kind' text \
+    --init "$dir/model" --steps 1
 ln -s "$dir/nowhere" "$dir/model/tokenizer.json"
 refused 'model/tokenizer.json' 'a link that leads nowhere' text --init "$dir/model" --steps 1
 train --init "$dir/model" --steps 1
@@ -74,8 +73,7 @@ bytes="--vocab 257 --layers 1 --channels 8 --heads 1"
 text $bytes --steps 1 --out "$dir/bytes"
 look() {  # look FLAGS...: no data, no step
     "$build/train_gpt" --init "$dir/bytes/step-00000001" --steps 0 --sample-every 1 \
-        --sample-tokens 8 --prompt axb "$@" \
-        >"$dir/out" 2>"$dir/err" </dev/null
+        --sample-tokens 8 --prompt axb "$@" >"$dir/out" 2>"$dir/err" </dev/null
 }
 before=$(cat "$dir"/bytes/step-00000001/* | cksum)
 look && [ "$(grep -c '^sample: axb' "$dir/out")" = 1 ] && [ ! -s "$dir/err" ]
@@ -113,6 +111,6 @@ P
     report $? '--eval'
 fi
 refused 'model/tokenizer.json' 'text' text --init "$dir/model" --steps 1
-refused 'model/tokenizer.json' 'or its name' train --init dev/test/golden --tokenizer \
-    "$dir/model/tokenizer.json"
+refused 'model/tokenizer.json' 'or its name' train --init dev/test/golden \
+    --tokenizer "$dir/model/tokenizer.json"
 finish

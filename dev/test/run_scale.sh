@@ -58,9 +58,8 @@ least 'BLOOM, Megatron-DeepSpeed' 9
 # The band of a job's size that the trainers and the planner print is the table's, in whole percent.
 while read -r _ _ gpus _ _ low _ high; do
     "${build/fp32/bf16}/train_gpt_3d" --simulate dev/clusters/dgx-a100.json --ranks "$gpus" \
-        --layers 1 --heads 1 \
-        --channels 64 --vocab 100 --seq 64 --micro-batch 1 --global-batch "$gpus" --steps 1 \
-            >"$dir/out" 2>"$dir/err"
+        --layers 1 --heads 1 --channels 64 --vocab 100 --seq 64 --micro-batch 1 \
+        --global-batch "$gpus" --steps 1 >"$dir/out" 2>"$dir/err"
     grep -q "size take $(printf '%+.0f to %+.0f%%' "$low" "$high") longer" "$dir/out"
     report $? "up to $gpus GPUs: the trainer says as the table: $low to $high% longer"
 done < <(grep '^up to' "$dir/published")
@@ -81,11 +80,9 @@ nemotron() {
     report $? "$row by train_llama: ${step:-nothing} s, published $published ($far%)"
 }
 nemotron dgxc-nemotron4-15b-64 --model nemotron-4-15b --tensor 4 --sequence-parallel 1 \
-    --micro-batch 4 \
-    --global-batch 256
+    --micro-batch 4 --global-batch 256
 nemotron dgxc-nemotron4-340b-512 --model nemotron-4-340b --tensor 8 --pipeline 8 --virtual 12 \
-    --sequence-parallel 1 \
-    --micro-batch 1 --global-batch 128
+    --sequence-parallel 1 --micro-batch 1 --global-batch 128
 
 # ---- unlike nodes --------------------------------------------------------------------------------
 
@@ -115,10 +112,8 @@ report $? "stages of unequal length are read, and refused if they do not sum up:
 
 times >"$dir/times"  # second line: CPU time of this shell's ended processes
 "${build/fp32/bf16}/train_gpt_3d" --simulate dev/clusters/dgx-a100.json --ranks 12288 --layers 96 \
-    --heads 96 \
-    --channels 12288 --vocab 51200 --seq 2048 --micro-batch 1 --global-batch 12288 --tensor 8 \
-        --pipeline 8 --data 192 \
-    --steps 1 >"$dir/out" 2>"$dir/err" &
+    --heads 96 --channels 12288 --vocab 51200 --seq 2048 --micro-batch 1 --global-batch 12288 \
+    --tensor 8 --pipeline 8 --data 192 --steps 1 >"$dir/out" 2>"$dir/err" &
 job=$! most=0
 while kill -0 $job 2>/dev/null; do  # memory of the processes of the simulation, in KiB
     now=$(ps -eo pid=,ppid=,rss= | awk -v job=$job \

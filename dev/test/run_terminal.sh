@@ -46,18 +46,16 @@ says() { # says WHAT PATTERN COMMAND...: it fails, and its sentence has the patt
 says 'a misspelt flag of a trainer' "unknown flag '--layer': did you mean --layers?" \
     "$build/train_gpt_3d" --layer 4
 says 'a flag of another trainer' '^error: --tensor is for train_gpt_tp and the trainers after it' \
-    "$build/train_gpt" \
-    --tensor 2
+    "$build/train_gpt" --tensor 2
 says 'a misspelt flag of a tool' 'did you mean --width' build/tools/timeline --widht 3
 says 'a misspelt flag of the planner' 'did you mean --cluster' build/tools/plan --model gpt2 \
     --clutser dgx-a100
 says 'a misspelt schedule of the planner' 'did you mean zb-auto' build/tools/plan --model gpt2 \
-    --cluster dgx-a100 \
-    --gpus 8 --batch 8 --schedule zbauto
+    --cluster dgx-a100 --gpus 8 --batch 8 --schedule zbauto
 says 'a misspelt model of a trainer' 'gpt3-175b|ptdp-1.7b' "$build/train_gpt_3d" --model gpt3 \
     --dry-run
-says 'a misspelt model' 'did you mean gpt3-175b' build/tools/plan --model gpt3-175 --cluster \
-    dgx-a100 --gpus 8 --batch 8
+says 'a misspelt model' 'did you mean gpt3-175b' build/tools/plan --model gpt3-175 \
+    --cluster dgx-a100 --gpus 8 --batch 8
 says 'a misspelt cluster' 'did you mean dgx-a100' build/tools/plan --model gpt2 --cluster dgxa100 \
     --gpus 8 --batch 8
 says 'a misspelt schedule' 'did you mean zb-auto' build/tools/schedule --stages 4 --micros 8 zbauto
@@ -110,8 +108,7 @@ report $? "-h is --help: $(head -n 1 "$dir/out")"
 
 mkdir "$dir/run"
 "$build/train_gpt_3d" --train-data dev/test/golden/train.bin --layers 1 --heads 1 --channels 16 \
-    --seq 16 --vocab 61 \
-    --global-batch 4 --steps 1000000 --out "$dir/run" >"$dir/out" 2>&1 &
+    --seq 16 --vocab 61 --global-batch 4 --steps 1000000 --out "$dir/run" >"$dir/out" 2>&1 &
 job=$!
 await grep -q '^step *2/' "$dir/out"
 kill -INT $job 2>/dev/null

@@ -35,8 +35,8 @@ done
 # A tensor of more than 65536 elements gets its first weights from all threads.
 first() {  # first PRECISION THREADS
     OMP_NUM_THREADS=$2 "${build/fp32/$1}/train_gpt" --train-data dev/test/golden/train.bin \
-        --layers 1 --heads 2 \
-        --channels 150 --vocab 500 --seq 8 --steps 0 --out "$dir/first-$1-$2" >"$dir/output" 2>&1
+        --layers 1 --heads 2 --channels 150 --vocab 500 --seq 8 --steps 0 --out "$dir/first-$1-$2" \
+        >"$dir/output" 2>&1
 }
 for precision in fp32 bf16; do
     first $precision 1
