@@ -62,6 +62,11 @@ def code(body):
     return re.sub(r'\s+', ' ', re.sub(r'//.*', '', body))
 
 
+def calls(name, body):
+    """True if a function calls itself: its second name would be unknown there."""
+    return len(re.findall(r'\b%s\b' % name, re.sub(r'"[^"]*"', '', code(body)))) > 1
+
+
 def changed(real, other):
     """Returns {name: new body} of the definitions that differ, or None if that is not all."""
     before, after = definitions(real), definitions(other)
@@ -77,7 +82,7 @@ def changed(real, other):
             continue
         head = new[0].split('{')[0]
         if len(old) > 1 or head != old[0].split('{')[0] or '= ' in head.split('(', 1)[-1] and '(' in head \
-                or len(re.findall(r'\b%s\b' % name, new[0])) > 1:
+                or calls(name, new[0]):
             return None
         bodies[name] = new[0]
     return bodies

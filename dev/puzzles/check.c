@@ -146,6 +146,7 @@ typedef struct {
 static Fixture fixtures[] = {{.name = "golden", .bound = 2e-6},
                              {.name = "wide", .bound = 2e-6},
                              {.name = "large", .bound = 1e-3},
+                             {.name = "ramp", .bound = 2e-6},
                              {.name = "own", .bound = 2e-6}};
 
 typedef struct {
@@ -178,6 +179,7 @@ static void fixture_reference(Fixture *f, const int *tokens, const char *model,
 // wide: 2 layers, 8 heads and a vocabulary of 200, of which of 2 and 4 tensor ranks each has a
 // part; the last of 8 has padding alone.
 // large: golden with scores so large that exp() overflows unless it is shifted.
+// ramp: golden while the batch grows: its steps have half of the largest batch's sequences.
 static Fixture *fixture_make(Puzzle *p, const char *name) {
     Fixture *f = NULL;
     for (size_t i = 0; i < sizeof fixtures / sizeof *fixtures; i++) {
@@ -210,7 +212,14 @@ static Fixture *fixture_make(Puzzle *p, const char *name) {
                 f->ref.params[x->offset + i] = (float)(20 * f->ref.params[x->offset + i]);
         }
         if (large) write_model("large", &f->ref.table, f->ref.params, INTACT);
-        fixture_reference(f, p->golden.tokens, name, "golden/train.bin");
+        bool ramp = strcmp(name, "ramp") == 0;
+        if (ramp) f->training.global_batch /= 2;
+        fixture_reference(f, p->golden.tokens, large ? "large" : "golden", "golden/train.bin");
+        if (ramp) {
+            char *flags = replaced(f->flags, "--global-batch 4", "--global-batch 8 --ramp 4,4,1000");
+            print_to(f->flags, sizeof f->flags, "%s", flags);
+            free(flags);
+        }
     }
     return f;
 }
