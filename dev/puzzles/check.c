@@ -145,7 +145,7 @@ typedef struct {
 
 static Fixture fixtures[] = {{.name = "golden", .bound = 2e-6},
                              {.name = "wide", .bound = 2e-6},
-                             {.name = "large", .bound = 1e-3},
+                             {.name = "large", .bound = 1e-2},
                              {.name = "ramp", .bound = 2e-6},
                              {.name = "own", .bound = 2e-6}};
 
