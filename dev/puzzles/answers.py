@@ -40,7 +40,8 @@ def units(text):
                     not (lines[end - 1].rstrip().endswith(';') and '{' not in ''.join(lines[i:end])):
                 end += 1
         head = ''.join(lines[i:end + 1]).split('{')[0]
-        match = re.search(r'(\w+)\(', head) if '(' in head else re.search(r'(\w+)\[', head)
+        # Not of __launch_bounds__(...), which stands before a kernel's name.
+        match = re.search(r'\b(?!__)(\w+)\(', head) if '(' in head else re.search(r'(\w+)\[', head)
         body = ''.join(lines[i:end + 1])
         parts.append((None, ''.join(between)))
         between = []
@@ -62,11 +63,6 @@ def code(body):
     return re.sub(r'\s+', ' ', re.sub(r'//.*', '', body))
 
 
-def calls(name, body):
-    """True if a function calls itself: its second name would be unknown there."""
-    return len(re.findall(r'\b%s\b' % name, re.sub(r'"[^"]*"', '', code(body)))) > 1
-
-
 def changed(real, other):
     """Returns {name: new body} of the definitions that differ, or None if that is not all."""
     before, after = definitions(real), definitions(other)
@@ -82,7 +78,7 @@ def changed(real, other):
             continue
         head = new[0].split('{')[0]
         if len(old) > 1 or head != old[0].split('{')[0] or '= ' in head.split('(', 1)[-1] and '(' in head \
-                or calls(name, new[0]):
+                or len(re.findall(r'\b%s\b' % name, re.sub(r'"[^"]*"', '', code(new[0])))) > 1:
             return None
         bodies[name] = new[0]
     return bodies
@@ -91,10 +87,11 @@ def changed(real, other):
 def apply(patch, folder):
     """Applies a patch to copies of the real files; returns {file: text}."""
     files = re.findall(r'^\+\+\+ b/(.*)', open(patch).read(), re.M)
+    start = os.path.join(os.path.dirname(patch), 'start')
     for file in files:
         os.makedirs(os.path.join(folder, os.path.dirname(file)), exist_ok=True)
-        if os.path.exists(file):
-            shutil.copy(file, os.path.join(folder, file))
+        real = file if os.path.exists(file) else os.path.join(start, file)
+        shutil.copy(real, os.path.join(folder, file))
     done = subprocess.run(['patch', '-s', '-p1', '-F0', '--no-backup-if-mismatch', '-d', folder],
                           stdin=open(patch), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     if done.returncode:
@@ -126,8 +123,9 @@ def main():
             answer = os.path.basename(patch)[:-6]
             with tempfile.TemporaryDirectory() as folder:
                 files = apply(patch, folder)
-            bodies = {file: changed(open(file).read(), text) if os.path.exists(file) else None
-                      for file, text in files.items()}
+            # A file of `start` is no part of the program.
+            bodies = {file: changed(open(file).read(), text)
+                      for file, text in files.items() if os.path.exists(file)}
             if None in bodies.values():
                 print('apart', os.path.basename(puzzle[:-1]), answer)
                 continue

@@ -512,42 +512,37 @@ static void print_kinds(const Found *x, const Tensors *want) {
     printf("; %s: all others\n", show_wrong ? "right" : "wrong");
 }
 
-// Sets one kind of tensor to 0 and compares the layout with one rank of the same program. If the
-// two then agree, the fault is in the part of the model that the zeros silence.
+// Sets one kind of tensor to 0, in the program and in the reference. If the two then agree, the
+// fault is in the part of the model that the zeros silence.
 static void knock_out(const Puzzle *p, RunLine *r) {
     const ParamTable *table = &r->fixture->ref.table;
     char right[1024] = "", less[1024] = "";
     for (size_t k = 0; k < p->knocked_count; k++) {
-        Fixture one = *r->fixture;
-        one.ref = reference_copy(&r->fixture->ref);
+        Fixture zeros = *r->fixture;
+        zeros.ref = reference_copy(&r->fixture->ref);
         for (size_t i = 0; i < table->count; i++) {
             const Tensor *x = &table->tensors[i];
             if (strstr(x->name, p->knocked[k]))
-                memset(one.ref.params + x->offset, 0, x->size * sizeof(double));
+                memset(zeros.ref.params + x->offset, 0, x->size * sizeof(double));
         }
-        write_model("knocked", table, one.ref.params, INTACT);
-        training_flags(one.flags, &one.training, "knocked", "golden/train.bin");
-        RunLine alone = *r, both = *r;
-        alone.ranks = 1;
-        alone.fixture = both.fixture = &one;
-        print_to(alone.flags, sizeof alone.flags, " ");
-        if (strstr(r->flags, "--tensor ")) print_to(alone.flags, sizeof alone.flags, "--tensor 1");
-        Found reference = run_once(p, &alone, "", true);
-        Found x = run_once(p, &both, "", false);
-        if (reference.ended && x.ended && x.loss[0] <= one.bound) {
+        write_model("zeros", table, zeros.ref.params, INTACT);
+        fixture_reference(&zeros, p->golden.tokens, "zeros", "golden/train.bin");
+        RunLine silent = *r;
+        silent.fixture = &zeros;
+        Found x = run_once(p, &silent, "", false);
+        if (x.ended && x.loss[0] <= zeros.bound) {
             char *list = x.wrong <= table->config.L ? right : less;
             size_t used = strlen(list);
             print_to(list + used, 1024 - used, " %s", p->knocked[k]);
         }
         free(x.bad);
-        reference_free(&one.ref);
+        tensors_free(&zeros.gradients);
+        reference_free(&zeros.ref);
     }
-    if (*right) printf("      %d ranks agree with one as soon as this is all zeros:%s\n", r->ranks, right);
-    if (*less) printf("      forward agrees as soon as this is all zeros, backward does not:%s\n", less);
+    if (*right) printf("      all is right as soon as this is set to zero:%s\n", right);
+    if (*less) printf("      forward is right as soon as this is set to zero:%s\n", less);
     if (!*right && !*less)
-        printf("      no tensor set to zero makes %d ranks agree with one: more than one fault, or one "
-               "that all share\n",
-               r->ranks);
+        printf("      no tensor that is set to zero makes it right: more than one fault, or all of it\n");
 }
 
 // Says more about the first wrong run of a level.
