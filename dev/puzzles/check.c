@@ -1,9 +1,10 @@
-// check.c: checks an answer to a puzzle: `check PUZZLE COPY PROGRAMS [--exact]`. PUZZLE is its folder
-// in dev/puzzles, COPY the learner's folder, PROGRAMS the folder of the built trainers. Runs the
+// check.c: checks an answer to a puzzle: `check PUZZLE COPY PROGRAMS [--exact] [--level N]`.
+// PUZZLE is its folder in dev/puzzles, COPY the learner's folder, PROGRAMS the folder of the built trainers. Runs the
 // levels of PUZZLE/check.txt (README.md has its format), prints what it finds, and ends with a line
 // `stars N of M`. Stops behind the first level that fails. Exit code 0: all stars, 1: not all.
 //
-// --exact is for dev/test/run_puzzles.sh: a budget must be the number that the answer has.
+// dev/test/run_puzzles.sh asks for more: with --exact a budget must be the number that the answer
+// has, and --level N runs that level alone, up to its first line that is wrong.
 #define _GNU_SOURCE
 #define TIME_LIMIT 60
 #include "dev/test/compare_runs.h"
@@ -155,6 +156,7 @@ typedef struct {
     char knocked[MAX_RUNS][MAX_NAME];  // tensors that are set to 0 if forward is wrong
     size_t knocked_count;
     bool exact;
+    int only;  // the one level that is run; 0: all
 } Puzzle;
 
 static void fixture_reference(Fixture *f, const int *tokens, const char *model,
@@ -239,32 +241,47 @@ typedef struct {
     char note[256];          // whose gradient it is, if the checker knows
 } Found;
 
-// Copies the lines of the output that a person needs: the stall report, or the first error.
+// Adds a line of a program's output to its message, cut at the first semicolon or at 90 columns.
+static void add_line(char *out, size_t size, const char *line, size_t length) {
+    char copy[512];
+    size_t semicolon = 0, used = strlen(out);
+    while (semicolon < length && line[semicolon] != ';')
+        semicolon++;
+    if (semicolon < length) length = semicolon;
+    if (length > 90) length = 90;
+    print_to(copy, sizeof copy, "\n      %.*s", (int)length, line);
+    if (!strstr(out, copy) && used + strlen(copy) < size) strcat(out, copy);
+}
+
+// Writes why a run has not ended well: the lines of the stall report, one for each operation that
+// waits, or the first error.
 static void message_of(char *out, size_t size, const Outcome *o) {
-    size_t used = 0, lines = 0;
     *out = 0;
-    for (int pass = 0; pass < 2 && lines == 0; pass++) {
-        for (const char *at = o->err; at && *at && lines < 8; ) {
-            const char *end = strchr(at, '\n');
-            int length = end ? (int)(end - at) : (int)strlen(at);
-            char line[512];
-            print_to(line, sizeof line, "%.*s", length < 160 ? length : 160, at);
-            bool wanted = pass ? strstr(line, "error: ") != NULL
-                               : strstr(line, " waits in ") || strstr(line, "stall");
-            if (wanted && !strstr(out, line) && used + strlen(line) + 10 < size) {
-                used += print_to(out + used, size - used, "\n      %s", line);
-                lines++;
-                if (pass) break;
-            }
-            at = end ? end + 1 : NULL;
+    if (o->code == TIMED_OUT) {
+        print_to(out, size, "it did not end within %d s", TIME_LIMIT);
+        return;
+    }
+    const char *error = NULL;
+    size_t lines = 0;
+    for (const char *at = o->err; at && *at; at = next_line(at)) {
+        size_t length = strcspn(at, "\n");
+        const char *waits = strstr(at, " waits in ");
+        if (waits && waits < at + length && lines < 8) {
+            if (lines++ == 0) print_to(out, size, "it hangs");
+            add_line(out, size, at, length);
+        } else if (!error && strncmp(at, "error: ", 7) == 0) {
+            error = at;
         }
     }
-    if (lines == 0 && o->code == TIMED_OUT)
-        print_to(out, size, "it did not end within %d s", TIME_LIMIT);
-    else if (lines == 0 && (o->code == KILLED || o->code > 128 || strstr(o->err, "signal")))
-        print_to(out, size, "it crashed (a signal ended it): make GDB=1 and gdb show where");
-    else if (lines == 0)
-        print_to(out, size, "exit code %d: %.200s", o->code, o->err);
+    if (lines > 0) return;
+    if (error) {
+        print_to(out, size, "it ended early");
+        add_line(out, size, error, strcspn(error, "\n"));
+    } else if (o->code == KILLED || o->code > 128 || strstr(o->err, "signal")) {
+        print_to(out, size, "it crashed (a signal ended it); gdb shows where");
+    } else {
+        print_to(out, size, "exit code %d: %.90s", o->code, o->err);
+    }
 }
 
 static Outcome run_start(const Puzzle *p, const RunLine *r, const char *env, const char *flags) {
@@ -639,7 +656,11 @@ static bool check_run_line(const Puzzle *p, RunLine *r, Found *found) {
             *found = x;
             print_to(wrong_env, sizeof wrong_env, "%s", env);
         }
-        if (!x.ended) break;
+        // A hang takes seconds, so it is not asked for again.
+        if (!x.ended && (strstr(x.why, " waits in ") || strstr(x.why, "did not end"))) {
+            last = n;
+            break;
+        }
     }
     learnt = learnt || learn;
     if (!wrong) {
@@ -650,10 +671,8 @@ static bool check_run_line(const Puzzle *p, RunLine *r, Found *found) {
     }
     summary_of(summary, sizeof summary, found, r->fixture->bound);
     print_row(left, "%s", summary);
-    if (*wrong_env && found->ended)
+    if (*wrong_env)
         printf("    with %s; wrong in %d of %d runs\n", wrong_env, wrong, last - first + 1);
-    else if (*wrong_env)
-        printf("    with %s\n", wrong_env);
     return false;
 }
 
@@ -944,14 +963,14 @@ static int check_levels(Puzzle *p, char *rules) {
             if (!right) return stars;
             stars += level > 0;
             level = number;
-            printf("level %d: %s\n", number, title);
+            if (!p->only || p->only == level) printf("level %d: %s\n", level, title);
         } else if (sscanf(line, "program %255[^\n]", title) == 1) {
             add_words(p->programs, &p->program_count, title);
         } else if (sscanf(line, "knock-out %255[^\n]", title) == 1) {
             add_words(p->knocked, &p->knocked_count, title);
         } else if (level == 0) {
             bad_line(line);
-        } else {
+        } else if (!p->only || (p->only == level && right)) {
             right = check_line(p, line, &first) && right;
         }
     }
@@ -970,10 +989,13 @@ int main(int argc, char **argv) {
     static Puzzle p;
     char golden[PATH_MAX];
     if (argc < 4) {
-        fprintf(stderr, "usage: check PUZZLE COPY PROGRAMS [--exact]\n");
+        fprintf(stderr, "usage: check PUZZLE COPY PROGRAMS [--exact] [--level N]\n");
         return 2;
     }
-    p.exact = argc > 4 && strcmp(argv[4], "--exact") == 0;
+    for (int i = 4; i < argc; i++) {
+        if (strcmp(argv[i], "--exact") == 0) p.exact = true;
+        if (strcmp(argv[i], "--level") == 0 && i + 1 < argc) p.only = atoi(argv[i + 1]);
+    }
     Context *x = &p.golden;
     if (!realpath(argv[1], p.puzzle)) die("cannot open", argv[1]);
     if (!realpath(argv[2], p.copy)) die("cannot open", argv[2]);
