@@ -489,7 +489,7 @@ puzzle-refresh:  ## makes the patches of all puzzles again, after the trainers h
 	@dev/puzzles/puzzle.sh refresh
 
 # A learner needs no GPU: these programs are the stand-ins'.
-detective:  ## a trainer with one planted bug: opens case N=1, or lists the cases
+detective:  ## opens case N=1: a trainer with one planted bug, and its symptom; without N: the list
 ifdef N
 	@dev/setup.sh cpu '$(CXX)' '$(CC)' $(MPI)
 	@dev/puzzles/detective.sh open '$(N)'
@@ -497,7 +497,7 @@ else
 	@dev/puzzles/detective.sh list
 endif
 
-detective-answer:  ## judges where the bug of case N=1 is (AT=train_gpt_3d.cu:437)
+detective-answer:  ## judges an answer to case N=1: AT=train_gpt_3d.cu:437, the place of the bug
 	@dev/puzzles/detective.sh answer '$(N)' '$(AT)'
 
 detective-hint:  ## the next of the three hints of case N=1
@@ -506,7 +506,7 @@ detective-hint:  ## the next of the three hints of case N=1
 detective-give-up:  ## the bug of case N=1
 	@dev/puzzles/detective.sh give-up '$(N)'
 
-break:  ## breaks a copy of a trainer as experiment N=2 does, and runs it, or lists them
+break:  ## breaks a copy of a trainer, builds and runs it: experiment N=2; without N: the list
 ifdef N
 	@dev/setup.sh cpu '$(CXX)' '$(CC)' $(MPI)
 endif

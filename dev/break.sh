@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# break.sh [N [change]]: breaks a trainer as an experiment of the course does, builds it unoptimised, and
-# runs the page's commands. It works on a copy, build/break/NAME, so the checkout stays as it is.
+# break.sh [N [change]]: breaks a trainer as an experiment of the course does, builds it
+# unoptimised, and runs the page's commands. It works on a copy, build/break/NAME, so the checkout
+# stays as it is.
 # Without N: the list of experiments, doc/experiments/list.txt. `change` makes the copy only.
-# The commands are those of the page, the block of code behind `<!-- run NAME -->`: its sed or patch
-# line makes the change, its make line names the programs.
+# The commands are a block of code of the page, behind `<!-- run NAME -->`: its sed or patch line
+# makes the change, and its make line names the programs.
 set -eu
 cd "$(dirname "$0")/.."
 unset MAKEFLAGS MFLAGS MAKELEVEL  # the flags of an outer make would change what make does here

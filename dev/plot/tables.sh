@@ -79,7 +79,8 @@ list_pages() { # list_pages WORD FILE...
     for text in "$@"; do
         read -r number title < <(sed -n "1s/^# $word \([0-9]*\)\. /\1 /p" "$text")
         minutes=$(sed -n '3s/^\([0-9]*\) minutes.*/\1/p' "$text")
-        lesson=$(sed -n '3s|.*\(\[[^]]*\]\)(.*/doc/course/\([^)]*\)).*|\1(\2)|p' "$text")
+        lesson=$(sed -n '3{ s/^[0-9]* minutes\. After //; s/)\..*/)/
+            s|(\.\./\.\./\.\./doc/course/|(|g; p }' "$text")
         echo "| $number | $title | $lesson | $minutes |"
     done
 }

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # detective.sh open|answer|hint|give-up|list [N] [AT]: the detective cases. A case is a trainer
-# with one planted bug: dev/puzzles/dN-NAME has the bug as a patch of the real file, and the case's
-# page (text.md). `open` builds the suspect, puzzles/dN/suspect, and deletes its source. An answer
+# with one planted bug. dev/puzzles/dN-NAME has the bug as a patch of the real file, and the case's
+# page, text.md. `open` builds the suspect, puzzles/dN/suspect, and deletes its source. An answer
 # is a place in the real files, FILE:LINE. puzzles/progress has a line for each case:
 #
 #     d1 stars=2 tries=2 today=2026-11-27:2 hints=1 closed=found
@@ -18,7 +18,7 @@ fail() { # fail MESSAGE: bad input
     exit 2
 }
 
-# ---- the case -------------------------------------------------------------------------------------
+# ---- the case -----------------------------------------------------------------------------------
 
 cases() { echo dev/puzzles/d[1-9]-*; }
 title() { sed -n '1s/^# Case [0-9]\. //p' "$1/text.md"; }
@@ -32,11 +32,11 @@ section() { # section HEADING: of the case's page
 if [ "$what" != list ]; then
     folder=$(echo "dev/puzzles/d$number"-*)
     [ -n "$number" ] && [ -f "$folder/text.md" ] ||
-        fail "there is no case '$number': \`make detective\` lists them, \`make detective N=1\` opens one"
+        fail "there is no case '$number': make detective lists them, make detective N=1 opens one"
     key=d$number
 fi
 
-# ---- progress -------------------------------------------------------------------------------------
+# ---- progress -----------------------------------------------------------------------------------
 
 field() { # field KEY NAME: of the line of a case; nothing if there is none
     [ -f "$progress" ] || return 0
@@ -63,7 +63,7 @@ save() { # save STARS TRIES TODAY HINTS CLOSED: replaces the line of this case
 
 drawn() { printf '%.*s%.*s' "$1" '***' $((3 - $1)) '---'; } # drawn STARS
 
-# ---- the suspect ----------------------------------------------------------------------------------
+# ---- the suspect --------------------------------------------------------------------------------
 
 # Builds the suspect from copies below build/, and deletes the copies. A patched header hides the
 # real one, because -I comes first.
@@ -109,8 +109,8 @@ open_case() {
     echo
     echo "Case $number: $(title "$folder") ($(minutes "$folder") minutes)"
     section Symptom
-    echo "puzzles/$key/suspect is $(trainer "$folder") with one bug, in its file or in a header of llmc/."
-    echo 'The files of this checkout do not have the bug. Begin with:'
+    echo "puzzles/$key/suspect is $(trainer "$folder") with one bug, in its file or in a header of"
+    echo 'llmc/. The files of this checkout do not have the bug. Begin with:'
     section 'Begin with' | commands
     cat <<END
 You know the place? make detective-answer N=$number AT=FILE:LINE, a line of this checkout's files.
@@ -118,7 +118,7 @@ You are stuck?      make detective-hint N=$number
 END
 }
 
-# ---- an answer ------------------------------------------------------------------------------------
+# ---- an answer ----------------------------------------------------------------------------------
 
 # Prints the first and the last line of the real file that the bug changes.
 changed_lines() {
@@ -160,7 +160,7 @@ answer() {
     local said line first last date tries today stars
     [ -n "$(field "$key" stars)" ] || fail "open the case first: make detective N=$number"
     [[ $at =~ ^([^:]+):([0-9]+)$ ]] ||
-        fail "an answer is a file and a line: make detective-answer N=$number AT=train_gpt_3d.cu:437"
+        fail "an answer is FILE:LINE: make detective-answer N=$number AT=train_gpt_3d.cu:437"
     said=$(answer_file "${BASH_REMATCH[1]}") line=${BASH_REMATCH[2]}
     [ -n "$said" ] || fail "there is no file ${BASH_REMATCH[1]} among the trainers and llmc/"
     [ "$line" -ge 1 ] && [ "$line" -le "$(wc -l <"$said")" ] ||
@@ -176,7 +176,7 @@ answer() {
     date=$(date +%F) today=$(field "$key" today)
     [ "${today%:*}" = "$date" ] || today=$date:0
     if [ "${today#*:}" -ge $tries_a_day ]; then
-        echo "Five answers a day are judged. Tomorrow again; until then: make detective-hint N=$number"
+        echo "Five answers a day are judged: more tomorrow. A hint: make detective-hint N=$number"
         return
     fi
     today=$date:$((${today#*:} + 1)) tries=$((tries + 1))

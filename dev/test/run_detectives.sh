@@ -46,7 +46,8 @@ for folder in dev/puzzles/d[1-9]-*; do
 done
 shown="$dir/out $dir/err"
 
-golden='--init dev/test/golden --train-data dev/test/golden/train.bin --global-batch 8 --val-every 0'
+golden='--init dev/test/golden --train-data dev/test/golden/train.bin --global-batch 8'
+golden+=' --val-every 0'
 # suspect N RANKS FLAGS: its steps, as "loss norm" each, on one line. A run that ends with an
 # error leaves it in $dir/err.
 suspect() {
@@ -136,9 +137,9 @@ same 'case 4: all-gathers of two steps, for 31 calls and 907776 bytes' "$(sent n
 # shellcheck disable=SC2086
 {
     rest="${golden#*golden } --micro-batch 2 --steps 6 --lr-final 1 --warmup 0"
+    six="$right2 4.080332 0.8925 4.020036 1.2591 4.083057 1.3072 3.850948 1.4883"
     same 'case 6: quiet without a resume' \
-        "$(suspect 6 1 --init dev/test/golden $rest --save-every 3 --out "$dir/saved")" \
-        '4.164296 1.0699 4.145645 1.0039 4.080332 0.8925 4.020036 1.2591 4.083057 1.3072 3.850948 1.4883'
+        "$(suspect 6 1 --init dev/test/golden $rest --save-every 3 --out "$dir/saved")" "$six"
     same 'case 6: the first resumed step is right, the next ones are not' \
         "$(suspect 6 1 --resume "$dir/saved/step-00000003" $rest)" \
         '4.020036 1.2591 4.072508 1.4047 3.819661 1.7460'
@@ -181,9 +182,11 @@ detective answer 6 train_gpt.cu:6
 check 'a sixth answer on one day is not judged' \
     eval "grep -q 'Five answers a day' $dir/out && [ $tries = 5 ] && [ $(field 6 tries) = 5 ]"
 for i in 1 2 3 4; do detective hint 6; done
-check 'three hints, which are counted' eval "grep -q 'Hint 3 of 3' $dir/out && [ $(field 6 hints) = 3 ]"
+check 'three hints, which are counted' \
+    eval "grep -q 'Hint 3 of 3' $dir/out && [ $(field 6 hints) = 3 ]"
 detective give-up 6
-check 'giving up shows the bug' eval "grep -q '^-.*report->step' $dir/out && [ $(field 6 closed) = shown ]"
+check 'giving up shows the bug' \
+    eval "grep -q '^-.*report->step' $dir/out && [ $(field 6 closed) = shown ]"
 detective answer 9 train_gpt.cu:1
 code=$?
 check "a case that is not there: $(cat "$dir/err")" test $code = 2
@@ -193,7 +196,7 @@ for bad in train_gpt.cu train_gpt.cu:0 nowhere.cu:3 train_gpt.cu:99999; do
     check "a bad answer: $(cat "$dir/err")" test $code = 2 -a "$(wc -l <"$dir/err")" = 1
 done
 
-# ---- the lessons' pages ---------------------------------------------------------------------------
+# ---- the lessons' pages --------------------------------------------------------------------------
 
 # named WORD FILE...: what is wrong between these pages of puzzles or cases and the lessons, which
 # name each with its minutes: `make puzzle N=1` (a title, 10 minutes) and `N=2` (another one, 20).
@@ -218,7 +221,8 @@ named() {
 # sentence TARGET PAGE: from `make TARGET N=...` to the end of that sentence.
 sentence() { tr '\n' ' ' <"$2" | grep -oE "\`make $1 N=[0-9][^.]*\."; }
 
-wrong=$(named Puzzle puzzle dev/puzzles/[0-9]*/text.md; named Case detective dev/puzzles/d[0-9]*/text.md)
+wrong=$(named Puzzle puzzle dev/puzzles/[0-9]*/text.md
+    named Case detective dev/puzzles/d[0-9]*/text.md)
 check "the lessons name their puzzles and cases, with the minutes${wrong:+
 $wrong}" test -z "$wrong"
 
