@@ -72,9 +72,10 @@ enum {
     TENSOR_FIRST = 4,   // outside the layers, on the first stage
     TENSOR_LAST = 8,    // on the last stage; FIRST and LAST: tied, both stages hold it
 
-    // Lessons behind the four have two more. GPT-2 has none of them.
+    // Lessons behind the four have three more. GPT-2 has none of them.
     TENSOR_JOINED = 16,   // begins where the tensor before it ends: one product takes both
     TENSOR_EXPERTS = 32,  // cut over expert ranks; last in a layer, a bucket of their own
+    TENSOR_MUON = 64,     // updated by Muon: has one momentum instead of two moments
 };
 
 typedef struct {

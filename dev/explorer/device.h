@@ -225,6 +225,10 @@ static inline ncclResult_t ncclBroadcast(const void *, void *, size_t count, ncc
                                          int, ncclComm_t comm, cudaStream_t) {
     return traffic_add(comm, NCCL_MPI_BROADCAST, count, type);
 }
+static inline ncclResult_t ncclReduce(const void *, void *, size_t count, ncclDataType_t type,
+                                      ncclRedOp_t, int, ncclComm_t comm, cudaStream_t) {
+    return traffic_add(comm, NCCL_MPI_REDUCE, count, type);
+}
 static inline ncclResult_t ncclSend(const void *, size_t count, ncclDataType_t type, int,
                                     ncclComm_t comm, cudaStream_t) {
     return traffic_add(comm, NCCL_MPI_SEND, count, type);

@@ -84,6 +84,16 @@ typedef double ReferenceLoss(Reference *, const int *tokens, const int *targets,
 // The reference of the model under test: GPT-2's, unless a test says otherwise.
 static ReferenceLoss *reference_loss = reference_loss_and_gradients;
 
+// Update number `step`, from 1, of the optimizer under test: AdamW, unless a test says otherwise.
+typedef void ReferenceUpdate(Reference *, const Training *, size_t step, double grad_scale);
+
+static inline void update_adamw(Reference *ref, const Training *h, size_t step,
+                                double grad_scale) {
+    reference_adamw(ref, step, h->lr, h->beta1, h->beta2, h->eps, h->weight_decay, grad_scale);
+}
+
+static ReferenceUpdate *reference_update = update_adamw;
+
 // The same model and weights, without gradients.
 static inline Reference reference_copy(const Reference *from) {
     Reference ref = reference_create(&from->config);
@@ -123,7 +133,7 @@ static inline Expected reference_train(Reference *ref, const Training *h, const 
         if (s == 0) memcpy(e.gradients, ref->grads, bytes);
         memcpy(ref->params, master, bytes);
         double scale = h->clip > 0 && e.norms[s] > h->clip ? h->clip / e.norms[s] : 1.0;
-        reference_adamw(ref, s + 1, h->lr, h->beta1, h->beta2, h->eps, h->weight_decay, scale);
+        reference_update(ref, h, s + 1, scale);
     }
     memcpy(e.weights, ref->params, bytes);
     ref->dropout = dropout_make(0, 0, 0, 0);

@@ -83,6 +83,7 @@ mismatch count "ncclAllReduce of 100 float32, sum" "ncclAllReduce of 101 float32
 mismatch type "ncclAllReduce of 100 float32, sum" "ncclAllReduce of 100 float64, sum"
 mismatch reduction "ncclAllReduce of 100 float32, sum" "ncclAllReduce of 100 float32, max"
 mismatch root "ncclBroadcast of 100 float32 from root 0" "ncclBroadcast of 100 float32 from root 1"
+mismatch owner "ncclReduce of 100 float32, sum to root 0" "ncclReduce of 100 float32, sum to root 1"
 mismatch operation "ncclAllReduce of 100 float32, sum" "ncclAllGather of 100 float32"
 mismatch message "ncclRecv of 101 float32 from rank 0" "ncclSend of 100 float32 to rank 1"
 

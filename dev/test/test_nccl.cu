@@ -71,6 +71,7 @@ static ncclComm_t connected(ncclComm_t comm, cudaStream_t stream) {
         NCCL(ncclReduceScatter(a, b, count, ncclDouble, ncclSum, comm, stream));
         NCCL(ncclAllGather(a, b, count, ncclDouble, comm, stream));
         NCCL(ncclBroadcast(a, b, count, ncclDouble, 0, comm, stream));
+        NCCL(ncclReduce(a, b, count, ncclDouble, ncclSum, 0, comm, stream));
         NCCL(ncclGroupStart());
         for (int r = 0; r < n && count == 1; r++) {
             NCCL(ncclSend(a, 1, ncclDouble, r, comm, stream));
@@ -127,17 +128,17 @@ static double get(const char *p, size_t i, int type) {
 
 // Sums of floats and of bf16 are rounded to float at every addition; a double that is rounded has
 // a float's sum. In the order of ranks, or of a ring: an element begins behind its owner, who
-// owns `chunk` of them, and ends there.
+// owns `chunk` of them or is the root, and ends there.
 static std::vector<char> reduced(const std::vector<std::vector<char>> &inputs, size_t count,
                                  int type, int redop, const std::vector<int> &ring = {},
-                                 size_t chunk = 1) {
+                                 size_t chunk = 1, int root = -1) {
     std::vector<char> out(count * NCCL_MPI_TYPES[type].bytes);
     size_t n = inputs.size();
     for (size_t i = 0; i < count; i++) {
         std::vector<int> order;
         for (size_t r = 0; r < n; r++) order.push_back(ring.empty() ? (int)r : ring[r]);
         if (!ring.empty()) {
-            auto owner = std::find(order.begin(), order.end(), (int)(i / chunk));
+            auto owner = std::find(order.begin(), order.end(), root < 0 ? (int)(i / chunk) : root);
             std::rotate(order.begin(), owner + 1, order.end());
         }
         double all = get(inputs[order[0]].data(), i, type);
@@ -179,6 +180,19 @@ static bool collectives_agree(ncclComm_t comm, cudaStream_t stream, ncclDataType
             NCCL(ncclReduceScatter(a, part, count, type, redops[o], comm, stream));
             cudaStreamSynchronize(stream);
             ok = ok && holds(part, parts.data() + rank * bytes, bytes);
+
+            // A sum ends at its root; the other ranks keep what they have, and need no recvbuff.
+            int root = (int)((count + 1) % n);
+            std::vector<char> sums =
+                reduced(inputs, count, type, redops[o], ring, 1, root);
+            to_device(a, inputs[rank].data(), bytes * n);
+            to_device(b, inputs[rank].data(), bytes);
+            char *to = in_place ? a : rank == root ? b : NULL;
+            NCCL(ncclReduce(a, to, count, type, redops[o], root, comm, stream));
+            cudaStreamSynchronize(stream);
+            const char *kept = inputs[rank].data();
+            if (rank == root) ok = ok && holds(to, sums.data(), bytes);
+            else ok = ok && holds(a, kept, bytes * n) && holds(b, kept, bytes);
         }
     }
     for (int in_place = 0; in_place < 2; in_place++) {
@@ -521,6 +535,12 @@ static void test_uses(ncclComm_t comm, cudaStream_t *streams) {
                                  stream) == ncclInvalidArgument;
     ok = ok && ncclAllGather(x, x, 256, ncclFloat, comm, stream) == ncclInvalidArgument;
     ok = ok && ncclBroadcast(x, x, 4, ncclFloat, world_size, comm, stream) == ncclInvalidArgument;
+    ok = ok &&
+         ncclReduce(x, x, 4, ncclFloat, ncclSum, -1, comm, stream) == ncclInvalidArgument &&
+         ncclReduce(x, host, 4, ncclFloat, ncclSum, world_rank, comm, stream) ==
+             ncclInvalidArgument &&
+         ncclReduce(x, x + 1, 4, ncclFloat, ncclSum, world_rank, comm, stream) ==
+             ncclInvalidArgument;
     ok = ok && ncclSend(x, 4, ncclFloat, -1, comm, stream) == ncclInvalidArgument;
     ok = ok && ncclRecv(x, 4, ncclFloat, world_size, comm, stream) == ncclInvalidArgument;
     ok = ok && ncclGroupEnd() == ncclInvalidUsage;
@@ -546,6 +566,7 @@ static void test_counters(ncclComm_t comm, cudaStream_t stream) {
     NCCL(ncclReduceScatter(x, y, count, ncclFloat, ncclSum, comm, stream));
     NCCL(ncclAllGather(x, y, count, ncclFloat, comm, stream));
     NCCL(ncclBroadcast(x, x, count, ncclFloat, 0, comm, stream));
+    NCCL(ncclReduce(x, x, count, ncclFloat, ncclSum, 1, comm, stream));
     cudaStreamSynchronize(stream);
     size_t mine[NCCL_MPI_OPS], sum[NCCL_MPI_OPS], calls = comm->counters[NCCL_MPI_ALL_REDUCE].calls;
     for (int op = 0; op < NCCL_MPI_OPS; op++) mine[op] = comm->counters[op].bytes_sent;
@@ -554,6 +575,8 @@ static void test_counters(ncclComm_t comm, cudaStream_t stream) {
     ok = ok && sum[NCCL_MPI_REDUCE_SCATTER] == n * (n - 1) * bytes &&
          mine[NCCL_MPI_ALL_GATHER] == (n - 1) * bytes;
     ok = ok && sum[NCCL_MPI_BROADCAST] == (n - 1) * bytes;
+    ok = ok && sum[NCCL_MPI_REDUCE] == (n - 1) * bytes &&
+         mine[NCCL_MPI_REDUCE] == (world_rank == 1 ? 0 : bytes);
     CHECK_ALL(ok, "bytes sent equal the formulas");
     cudaFree(x);
     cudaFree(y);
@@ -576,7 +599,7 @@ static uint64_t random_program(ncclComm_t *comms, cudaStream_t *streams, uint64_
         uint64_t x = mix(seed * 7919 + (uint64_t)step);
         ncclComm_t comm = comms[x % 3];
         cudaStream_t stream = streams[x / 3 % 4];
-        int n = 0, rank = 0, kind = (int)(x / 12 % 5);
+        int n = 0, rank = 0, kind = (int)(x / 12 % 6);
         NCCL(ncclCommCount(comm, &n));
         NCCL(ncclCommUserRank(comm, &rank));
         size_t to = x / 60 % BUFFERS, from = (to + 1 + x / 300 % (BUFFERS - 1)) % BUFFERS;
@@ -588,6 +611,13 @@ static uint64_t random_program(ncclComm_t *comms, cudaStream_t *streams, uint64_
         if (kind == 1) NCCL(ncclReduceScatter(a, b, count / n, ncclFloat, ncclSum, comm, stream));
         if (kind == 2) NCCL(ncclAllGather(a, b, count / n, ncclFloat, comm, stream));
         if (kind == 3) NCCL(ncclBroadcast(a, b, count, ncclFloat, (int)(count % n), comm, stream));
+        if (kind == 5) {  // to every rank a part, in one group
+            NCCL(ncclGroupStart());
+            for (size_t r = 0, part = count / n; r < (size_t)n; r++)
+                NCCL(ncclReduce(a + r * part, b + r * part, part, ncclFloat, ncclSum, (int)r, comm,
+                                stream));
+            NCCL(ncclGroupEnd());
+        }
         if (kind == 4) {
             NCCL(ncclGroupStart());
             NCCL(ncclSend(a, count, ncclFloat, (rank + 1) % n, comm, stream));
@@ -708,6 +738,8 @@ static void mismatch(ncclComm_t comm, cudaStream_t stream, const char *kind) {
     if (!strcmp(kind, "reduction"))
         NCCL(ncclAllReduce(x, x, 100, ncclFloat, odd ? ncclMax : ncclSum, comm, stream));
     if (!strcmp(kind, "root")) NCCL(ncclBroadcast(x, x, 100, ncclFloat, odd ? 1 : 0, comm, stream));
+    if (!strcmp(kind, "owner"))
+        NCCL(ncclReduce(x, x, 100, ncclFloat, ncclSum, odd ? 1 : 0, comm, stream));
     if (!strcmp(kind, "operation")) {
         if (odd) NCCL(ncclAllGather(x, y, 100, ncclFloat, comm, stream));
         else NCCL(ncclAllReduce(x, x, 100, ncclFloat, ncclSum, comm, stream));

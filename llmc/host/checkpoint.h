@@ -199,11 +199,13 @@ static inline bool checkpoint_config_sum(const char *dir, uint64_t *sum, Error *
 }
 
 // The name of a sum: of what is no tensor, then of the tensors in the order of the files.
+// NULL if the tensor has no such state.
 static inline const char *checkpoint_sum_name(char name[STATE_NAME_SIZE],
                                               const Checksums *sums, size_t i) {
     if (i == 0) return "state";
     Tensor x = tensor_describe(&sums->config, (i - 1) % sums->tensors, 1, 0);
-    return state_name(name, &x, (StateKind)((i - 1) / sums->tensors));
+    StateKind kind = (StateKind)((i - 1) / sums->tensors);
+    return state_has(&x, kind) ? state_name(name, &x, kind) : NULL;
 }
 
 // Gives a complete checkpoint in tmp_path its name. A checkpoint of the same step that has
@@ -240,10 +242,12 @@ static inline bool checkpoint_complete(const char *tmp_path, const TrainerState 
     sums->sums[0] = checkpoint_state_sum(&sums->config, state);
     FILE *out = open_memstream(&text, &bytes);
     trainer_state_print(out, state);
-    for (size_t i = 0; i < sums->count; i++)
+    for (size_t i = 0; i < sums->count; i++) {
+        const char *of = checkpoint_sum_name(name, sums, i);
+        if (!of) continue;
         fprintf(out, "%s\n    \"%s\": \"%016" PRIx64 "\"",
-                i ? "," : ",\n  \"checksums\": {", checkpoint_sum_name(name, sums, i),
-                sums->sums[i]);
+                i ? "," : ",\n  \"checksums\": {", of, sums->sums[i]);
+    }
     fprintf(out, ",\n    \"config.json\": \"%016" PRIx64 "\"\n  }\n}\n", config);
     fclose(out);
     bool written = file_write_text(path, text, err);
@@ -281,6 +285,7 @@ static inline bool checkpoint_check(const char *dir, const GPTConfig *config, si
         bool *used = (bool *)host_alloc(st.count, sizeof(bool));
         for (size_t id = 0; id < tensors && ok; id++) {
             Tensor x = tensor_describe(config, id, 1, 0);
+            if (!state_has(&x, (StateKind)k)) continue;
             const STEntry *entry = slices_find(&st, &x, (StateKind)k, err);
             ok = entry && (!sums || st_sum(&st, entry, share, shares, &piece,
                                            &sums->sums[1 + k * tensors + id], err));
@@ -334,8 +339,9 @@ static inline bool checkpoint_matches(const char *dir, const Checksums *sums, Er
         cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(all, "config.json"));
     uint64_t sum;
     bool ok = root != NULL;
-    for (size_t i = 0; i < sums->count && ok; i++, saved = saved->next) {
+    for (size_t i = 0; i < sums->count && ok; i++) {
         const char *of = checkpoint_sum_name(name, sums, i);
+        if (!of) continue;
         const char *was =
             saved && strcmp(saved->string, of) == 0 ? cJSON_GetStringValue(saved) : NULL;
         const char *file = i ? state_file((StateKind)((i - 1) / sums->tensors))
@@ -345,6 +351,7 @@ static inline bool checkpoint_matches(const char *dir, const Checksums *sums, Er
                            path, of);
         if (was) ok = checkpoint_same_sum(dir, file, of, was, sums->sums[i], err);
         if (!ok) break;
+        saved = saved->next;
     }
     if (ok && config)
         ok = checkpoint_config_sum(dir, &sum, err) &&

@@ -34,11 +34,17 @@ enum { STATE_NAME_SIZE = sizeof((Tensor *)0)->name + 16 };
 
 #define SLICES_HEAD "lm_head.weight"  // in files of all models that we read
 
+// Returns true if a tensor has this kind of state.
+static inline bool state_has(const Tensor *x, StateKind kind) {
+    return kind != STATE_V || !(x->spec->flags & TENSOR_MUON);
+}
+
 // The name of a tensor in the file.
 static inline const char *state_name(char name[STATE_NAME_SIZE], const Tensor *x,
                                      StateKind kind) {
     static const char *const suffixes[] = {"", ".m", ".v", ".master"};
-    snprintf(name, STATE_NAME_SIZE, "%s%s", x->name, suffixes[kind]);
+    bool momentum = kind == STATE_M && (x->spec->flags & TENSOR_MUON);
+    snprintf(name, STATE_NAME_SIZE, "%s%s", x->name, momentum ? ".momentum" : suffixes[kind]);
     return name;
 }
 
@@ -75,6 +81,20 @@ static inline const STEntry *slices_find_foreign(const SafeTensors *st, const Te
     return entry;
 }
 
+// Refuses a file of another optimizer: where this one has a momentum it has a moment, or the
+// other way round.
+static inline bool slices_check_optimizer(const SafeTensors *st, const Tensor *x,
+                                          Error *err) {
+    char name[STATE_NAME_SIZE];
+    bool muon = x->spec->flags & TENSOR_MUON;
+    snprintf(name, sizeof name, "%s%s", x->name, muon ? ".m" : ".momentum");
+    return !st_find(st, name) ||
+           error_set(err,
+                     "%s is of a run with %s, and this trainer updates %s with %s: start "
+                     "from the checkpoint's weights alone with --init",
+                     st->path, muon ? "AdamW" : "Muon", x->name, muon ? "Muon" : "AdamW");
+}
+
 // Finds the tensor of the table in the file, with the kind's suffix, and compares their
 // shapes.
 static inline const STEntry *slices_find(const SafeTensors *st, const Tensor *x,
@@ -82,6 +102,7 @@ static inline const STEntry *slices_find(const SafeTensors *st, const Tensor *x,
     char name[STATE_NAME_SIZE], shape[48];
     const STEntry *entry = st_find(st, state_name(name, x, kind));
     if (!entry && kind == STATE_WEIGHTS) entry = slices_find_foreign(st, x);
+    if (!entry && kind == STATE_M && !slices_check_optimizer(st, x, err)) return NULL;
     bool ok = entry || error_set(err, "%s has no tensor %s", st->path, name);
     if (ok && strcmp(entry->shape, state_shape(shape, x)) != 0)
         ok = error_set(err, "%s: tensor %s has shape %s instead of %s", st->path,
@@ -156,6 +177,7 @@ static inline bool slices_create(const char *path, const char *start,
     for (; kind <= last; kind++) {
         for (size_t id = 0; id < count_tensors(config); id++) {
             Tensor x = tensor_describe(config, id, 1, 0);
+            if (!state_has(&x, (StateKind)kind)) continue;
             fprintf(out,
                     ",\"%s\":{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":[%" PRIu64,
                     state_name(name, &x, (StateKind)kind), ST_TYPES[dtype].name,

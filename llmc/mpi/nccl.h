@@ -91,7 +91,8 @@ inline ncclResult_t call(NcclMpiOp kind, const void *send, void *recv, size_t co
     op.width = width;
     if (kind != NCCL_MPI_RECV && (kind != NCCL_MPI_BROADCAST || root == comm->rank))
         op.reads = kind == NCCL_MPI_REDUCE_SCATTER ? all : bytes;
-    if (kind != NCCL_MPI_SEND) op.writes = kind == NCCL_MPI_ALL_GATHER ? all : bytes;
+    if (kind != NCCL_MPI_SEND && (kind != NCCL_MPI_REDUCE || root == comm->rank))
+        op.writes = kind == NCCL_MPI_ALL_GATHER ? all : bytes;
     const auto outside = [](const void *p, size_t size) {
         return size && !is_device_memory(p, size);
     };
@@ -104,7 +105,8 @@ inline ncclResult_t call(NcclMpiOp kind, const void *send, void *recv, size_t co
     size_t part = bytes * (size_t)comm->rank;
     size_t own = kind == NCCL_MPI_REDUCE_SCATTER ? part : 0;
     bool in_place = from + own == to + (kind == NCCL_MPI_ALL_GATHER ? part : 0);
-    if (!in_place && op.reads && from < to + op.writes && to < from + op.reads)
+    bool both = op.reads && op.writes;
+    if (!in_place && both && from < to + op.writes && to < from + op.reads)
         return fail(ncclInvalidArgument, "%s: the buffers overlap without being in place",
                     name);
     State &s = state();
@@ -176,6 +178,15 @@ inline ncclResult_t ncclBroadcast(const void *sendbuff, void *recvbuff, size_t c
                                   ncclDataType_t datatype, int root, ncclComm_t comm,
                                   cudaStream_t stream) {
     return nccl_mpi::call(NCCL_MPI_BROADCAST, sendbuff, recvbuff, count, datatype, -1, root,
+                          comm, stream);
+}
+
+// Reduces over the ranks to the root alone: its recvbuff[i] from every rank's sendbuff[i].
+// Other ranks need no recvbuff. In place: the same pointer.
+inline ncclResult_t ncclReduce(const void *sendbuff, void *recvbuff, size_t count,
+                               ncclDataType_t datatype, ncclRedOp_t op, int root,
+                               ncclComm_t comm, cudaStream_t stream) {
+    return nccl_mpi::call(NCCL_MPI_REDUCE, sendbuff, recvbuff, count, datatype, op, root,
                           comm, stream);
 }
 

@@ -62,7 +62,7 @@ namespace nccl_mpi {
 // it with its own.
 struct Header {
     int32_t op, type, redop,
-        root;  // NcclMpiOp; root of a broadcast, peer of a send or receive, else -1
+        root;  // NcclMpiOp; root of a broadcast or reduction, peer of a message, else -1
     uint64_t count, sequence;  // as in the call; its number among the collectives or the
                                // peer's messages
 };
@@ -187,8 +187,10 @@ inline bool is_p2p(const Operation *op) {
 
 inline std::string describe(const Header *h) {
     char text[160], extra[48] = "";
-    if (h->op <= NCCL_MPI_REDUCE_SCATTER)
-        snprintf(extra, sizeof extra, h->redop == ncclSum ? ", sum" : ", max");
+    const char *redop = h->redop == ncclSum ? ", sum" : ", max";
+    if (h->op <= NCCL_MPI_REDUCE_SCATTER) snprintf(extra, sizeof extra, "%s", redop);
+    if (h->op == NCCL_MPI_REDUCE)
+        snprintf(extra, sizeof extra, "%s to root %d", redop, h->root);
     if (h->op == NCCL_MPI_BROADCAST)
         snprintf(extra, sizeof extra, " from root %d", h->root);
     if (h->op == NCCL_MPI_SEND) snprintf(extra, sizeof extra, " to rank %d", h->root);

@@ -103,7 +103,7 @@ inline double clock_seconds(const Group *g) {
             message = std::max(message, latency + way);
         }
     }
-    for (int kind = NCCL_MPI_ALL_REDUCE; kind <= NCCL_MPI_BROADCAST; kind++)
+    for (int kind = NCCL_MPI_ALL_REDUCE; kind < NCCL_MPI_SEND; kind++)
         if (bytes[kind] > 0)
             seconds += cost_collective(cluster, (CollectiveKind)kind, bytes[kind],
                                        g->comm->clock.place);

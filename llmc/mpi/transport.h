@@ -6,6 +6,8 @@
 //                   Two ranks exchange a small buffer whole: one message each way, not two
 //   reduce-scatter  its first half, all-gather: its second half
 //   broadcast       the root sends to each
+//   reduce          each sends to the root, which adds up in rank order. The root sends each
+//                   an empty message, so that two roots notice each other
 //
 // Every message is two of MPI's: a header that repeats the sender's call, then the payload.
 // The receiver compares the header with its own call, so unequal counts, types, reductions
@@ -198,6 +200,16 @@ inline void start_op(Operation *op) {
                 copy_own(op->recv, op->send, bytes);
             for (int i = 1; rank == root && i < n; i++)
                 add_message(op, false, (rank + i) % n, 0, op->send, bytes);
+            break;
+        case NCCL_MPI_REDUCE:
+            if (rank == root) {
+                expect_contributions(op, op->send, op->recv, op->call.count, (size_t)root);
+                for (int i = 1; i < n; i++)
+                    add_message(op, false, (rank + i) % n, 0, NULL, 0);
+            } else {
+                add_message(op, false, root, 0, op->send, bytes);
+                add_message(op, true, root, 0, NULL, 0);
+            }
             break;
         case NCCL_MPI_SEND: add_message(op, false, root, 0, op->send, bytes); break;
         default: add_message(op, true, root, 0, op->recv, bytes); break;

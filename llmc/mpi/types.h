@@ -70,15 +70,16 @@ typedef enum {
     NCCL_MPI_REDUCE_SCATTER,
     NCCL_MPI_ALL_GATHER,
     NCCL_MPI_BROADCAST,
+    NCCL_MPI_REDUCE,
     NCCL_MPI_SEND,
     NCCL_MPI_RECV,
     NCCL_MPI_OPS
 } NcclMpiOp;
 
 static inline const char *nccl_mpi_op_name(int op) {
-    static const char *const names[NCCL_MPI_OPS] = {"ncclAllReduce", "ncclReduceScatter",
-                                                    "ncclAllGather", "ncclBroadcast",
-                                                    "ncclSend",      "ncclRecv"};
+    static const char *const names[NCCL_MPI_OPS] = {
+        "ncclAllReduce", "ncclReduceScatter", "ncclAllGather", "ncclBroadcast",
+        "ncclReduce",    "ncclSend",          "ncclRecv"};
     return names[op];
 }
 
@@ -89,7 +90,7 @@ typedef struct {
 
 // Adds a call of `count` elements of `width` bytes by rank `rank` of n. On a ring, rank r
 // keeps part r of an all-reduced buffer, and the last rank of a broadcast does not send. A
-// message to oneself leaves no rank.
+// reduction begins behind its root. A message to oneself leaves no rank.
 static inline void ring_traffic(NcclMpiCounter *c, NcclMpiOp op, size_t count, size_t width,
                                 size_t n, size_t rank, size_t root) {
     size_t bytes = count * width;
@@ -107,6 +108,10 @@ static inline void ring_traffic(NcclMpiCounter *c, NcclMpiOp op, size_t count, s
         case NCCL_MPI_BROADCAST:
             sent = (rank + 1) % n == root ? 0 : bytes;
             received = rank == root ? 0 : bytes;
+            break;
+        case NCCL_MPI_REDUCE:
+            sent = rank == root ? 0 : bytes;
+            received = rank == (root + 1) % n ? 0 : bytes;
             break;
         default: sent = received = (n - 1) * bytes; break;
     }

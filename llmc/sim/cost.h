@@ -201,7 +201,8 @@ typedef enum {
     COLLECTIVE_ALL_REDUCE,
     COLLECTIVE_REDUCE_SCATTER,
     COLLECTIVE_ALL_GATHER,
-    COLLECTIVE_BROADCAST
+    COLLECTIVE_BROADCAST,
+    COLLECTIVE_REDUCE
 } CollectiveKind;
 
 // Returns the bytes/s of a group's rings. Inside a node it is the switch's bandwidth, which
@@ -234,7 +235,8 @@ static inline double cost_last_turn(const Cluster *c, double ranks, double bytes
 
 // Returns the seconds of a collective over `bytes`: the whole buffer after an all-gather or
 // before a reduce-scatter. A ring moves 2 (n-1)/n of it for an all-reduce, half as much for
-// the other kinds (nccl-tests, doc/PERFORMANCE.md: bus bandwidth). Latency inside a node
+// two other kinds, and all of it from or to a root (nccl-tests, doc/PERFORMANCE.md: bus
+// bandwidth). Latency inside a node
 // grows with the ranks, across nodes with the logarithm of the nodes. The better of two
 // protocols counts: full bandwidth, or a share of the latency at a share of the bandwidth.
 static inline double cost_collective(const Cluster *c, CollectiveKind kind, double bytes,
@@ -249,7 +251,8 @@ static inline double cost_collective(const Cluster *c, CollectiveKind kind, doub
             : passes / 2 * (c->net_base + c->net_doubling * log2((double)place.nodes / 2));
     if (place.islands > 1) latency += passes * c->island_latency;
     if (place.nodes <= 1) latency += passes / 2 * cost_last_turn(c, n, bytes);
-    double moved = kind == COLLECTIVE_BROADCAST ? bytes : passes * (n - 1) / n * bytes;
+    bool rooted = kind == COLLECTIVE_BROADCAST || kind == COLLECTIVE_REDUCE;
+    double moved = rooted ? bytes : passes * (n - 1) / n * bytes;
     double transfer = moved / collective_bandwidth(c, &place, bytes);
     return fmin(latency + transfer,
                 c->small_latency * latency + transfer / c->small_bandwidth);

@@ -107,6 +107,8 @@ static inline void job_warm_up(ncclComm_t comm, void *scratch, size_t bytes,
         CUDA_CHECK(cudaStreamSynchronize(stream));
         NCCL_CHECK(ncclBroadcast(x, x, count, NCCL_FLOATX, 0, comm, stream));
         CUDA_CHECK(cudaStreamSynchronize(stream));
+        NCCL_CHECK(ncclReduce(x, x, count, NCCL_FLOATX, ncclSum, 0, comm, stream));
+        CUDA_CHECK(cudaStreamSynchronize(stream));
     }
 }
 

@@ -27,7 +27,8 @@ typedef struct {
     size_t piece_count;
     floatX *params;  // (total), or (owned) if sharded
     float *grads;    // the same, always fp32: micro-batches accumulate in it
-    float *m, *v;    // (owned) first and second moments
+    size_t momenta;  // of the owned elements, the last ones: they have no second moment
+    float *m, *v;    // (owned), (owned - momenta) first and second moments
     float *master;  // (owned) fp32 weights; NULL when floatX is float, where params are the
                     // master weights
 } State;
@@ -69,7 +70,7 @@ static inline void state_layout(State *state, Arena *weights, Arena *gradients,
     take(weights, state->params, state_held(state));
     take(gradients, state->grads, state_held(state));
     take(optimizer, state->m, state->owned);
-    take(optimizer, state->v, state->owned);
+    take(optimizer, state->v, state->owned - state->momenta);
     if (sizeof(floatX) != sizeof(float)) take(optimizer, state->master, state->owned);
 }
 
@@ -160,7 +161,7 @@ static inline bool state_start(State *state, const char *dir, bool optimizer, ui
     CUDA_CHECK(cudaMemset(state->params, 0, state_held(state) * sizeof(floatX)));
     CUDA_CHECK(cudaMemset(state->grads, 0, state_held(state) * sizeof(float)));
     CUDA_CHECK(cudaMemset(state->m, 0, state->owned * sizeof(float)));
-    CUDA_CHECK(cudaMemset(state->v, 0, state->owned * sizeof(float)));
+    CUDA_CHECK(cudaMemset(state->v, 0, (state->owned - state->momenta) * sizeof(float)));
     if (!dir) state_initialise(state, host, seed);
     for (int kind = STATE_WEIGHTS; dir && kind < state_kinds(state) && ok; kind++) {
         bool all = kind == STATE_WEIGHTS &&
@@ -171,6 +172,7 @@ static inline bool state_start(State *state, const char *dir, bool optimizer, ui
         ok = state_open(&st, dir, of, O_RDONLY, err);
         for (size_t i = 0; i < (all ? table->count : state->piece_count) && ok; i++) {
             const Tensor *x = &table->tensors[all ? i : state->host_pieces[i].tensor];
+            if (!state_has(x, of)) continue;
             Piece piece = all ? Piece{x->offset, x->offset + x->size, 0, i, 0, false, 0}
                               : state->host_pieces[i];
             size_t n = piece.hi - piece.lo;
@@ -200,15 +202,17 @@ static inline bool state_save(const State *state, const char *path, Checksums *s
                   : st_open(&st, path, O_RDWR, err);
         for (size_t i = 0; i < state->piece_count && ok; i++) {
             Piece piece = state->host_pieces[i];
+            const Tensor *x = &state->table->tensors[piece.tensor];
             size_t n = piece.hi - piece.lo;
+            if (!state_has(x, (StateKind)kind)) continue;
             if (!sums)
                 state_download(host, state->grads + piece.lo, n);
             else if (kind == STATE_WEIGHTS)
                 state_download(host, state->params + piece.lo, n);
             else
                 state_download(host, state_moments(state, kind) + piece.at, n);
-            ok = slices_write(&st, &state->table->tensors[piece.tensor], (StateKind)kind,
-                              host, piece.first, piece.first + n, sums, err);
+            ok = slices_write(&st, x, (StateKind)kind, host, piece.first, piece.first + n,
+                              sums, err);
         }
         ok = ok && (fsync(st.files[0]) == 0 ||
                     error_set(err, "cannot write %s: %s", st.path, strerror(errno)));

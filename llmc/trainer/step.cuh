@@ -225,8 +225,8 @@ static inline void trainer_adamw(Trainer *m, StepReport *report) {
                             (double)report->step, scale);
     Span span(m, m->stream, "optimizer");
     adamw_update(m->state.params, m->state.master, m->state.grads, m->state.m, m->state.v,
-                 m->state.pieces, m->state.piece_count, m->adamw_blocks, m->state.owned, h,
-                 m->stream);
+                 m->state.pieces, m->state.piece_count, m->adamw_blocks,
+                 m->state.owned - m->state.momenta, h, m->stream);
 }
 
 // Waits for the update (ZeRO's weights may still be on their way), counts the step and logs
