@@ -275,18 +275,15 @@ static inline PipelineLists v_make(Schedule schedule, int p, int m,
 
 // As zero_bubble_lists, for chunks in a V.
 static inline bool v_lists(PipelineLists *l, Schedule schedule, const char *file, size_t p,
-                           size_t m, const PipelineTimes *times, Error *err) {
+                           size_t m, size_t v, const PipelineTimes *times, Error *err) {
     memset(l, 0, sizeof *l);
-    if (file) {
-        if (!pipeline_begin(l, schedule, file, p, m, 2, err)) return false;
-        l->folded = true;
-        return pipeline_proved(l, file, err);
-    }
-    if (p > INT_MAX || m > INT_MAX)
+    if (p > INT_MAX || m > INT_MAX || v > INT_MAX)
         return error_set(err, "%zu micro-batches are too many: raise --micro-batch", m);
-    if (!v_check(schedule, (int)p, (int)m, 2, err)) return false;
-    *l = v_make(schedule, (int)p, (int)m, times);
-    return pipeline_proved(l, pipeline_schedule_name(schedule), err);
+    if (!v_check(file ? SCHEDULE_ZB_V : schedule, (int)p, (int)m, (int)v, err)) return false;
+    if (!file) *l = v_make(schedule, (int)p, (int)m, times);
+    else if (!pipeline_begin(l, schedule, file, p, m, v, err)) return false;
+    l->folded = true;
+    return pipeline_proved(l, file ? file : pipeline_schedule_name(schedule), err);
 }
 
 // Links are numbered 0 .. 4p - 1: of each chunk p for activations and p for gradients, as
