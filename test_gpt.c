@@ -659,6 +659,15 @@ static const Row ROWS[] = {
     {"zero_bubble", 2, 1, 2, 1, SHARED, "--sequence-parallel 1 --schedule zb-auto", true, NULL},
     {"zero_bubble", 2, 1, 4, 1, SHARED, "--sequence-parallel 1 --schedule zb-h1 --recompute gelu",
      false, NULL},
+    // chunks in a V
+    {"v", 1, 1, 1, 1, GOLDEN, "", true, NULL},
+    {"v", 1, 1, 2, 1, GOLDEN, "", true, NULL},
+    {"v", 1, 1, 2, 1, GOLDEN, "--schedule v-half --recompute layer", false, NULL},
+    {"v", 1, 1, 2, 1, GOLDEN, "--schedule dualpipe-v --recompute gelu", false, NULL},
+    {"v", 1, 1, 2, 4, GOLDEN, "--schedule zb-v", false, "m < 2p"},
+    {"v", 1, 1, 2, 4, GOLDEN, "--schedule-file v.txt", false, NULL},
+    {"v", 2, 1, 2, 1, SHARED, "--schedule v-half", false, NULL},
+    {"v", 2, 1, 2, 1, SHARED, "--sequence-parallel 1", true, NULL},
     // the grid: every (t, d, p) with t * d * p <= 8 and t a power of 2
     {"_3d", 1, 1, 1, 1, GOLDEN, "", true, NULL},
     {"_3d", 1, 1, 2, 1, GOLDEN, "", false, NULL},
@@ -724,6 +733,8 @@ static const Row ROWS[] = {
     {"zero_bubble", 1, 2, 2, 1, SHARED, "--schedule zb-h1", true, NULL},
     {"zero_bubble", 1, 2, 2, 1, SHARED, "--schedule zb-h1 --overlap 0 --zero 0", false, NULL},
     {"zero_bubble", 1, 2, 2, 1, SHARED, "--schedule zb-auto --recompute layer", false, NULL},
+    {"v", 1, 2, 2, 1, SHARED, "--schedule dualpipe-v", true, NULL},
+    {"v", 1, 2, 2, 1, SHARED, "--overlap 0 --zero 0 --recompute layer", false, NULL},
     {"_3d", 1, 2, 3, 1, SHARED, "", false, NULL},
     {"_3d", 1, 2, 4, 1, SHARED, "", false, NULL},
     {"_3d", 1, 2, 4, 1, SHARED, "--schedule gpipe", false, NULL},
@@ -758,6 +769,7 @@ static const Row ROWS[] = {
      false, NULL},
     {"zero_bubble", 2, 2, 2, 1, SHARED,
      "--sequence-parallel 1 --schedule zb-auto --zero 0 --recompute gelu", false, NULL},
+    {"v", 2, 2, 2, 1, SHARED, "--sequence-parallel 1 --schedule v-half", true, NULL},
     {"_3d", 2, 2, 2, 2, SHARED, "--sequence-parallel 1 --virtual 2", false, NULL},
     {"_3d", 4, 1, 1, 1, SHARED, "", false, NULL},
     {"_3d", 4, 1, 2, 1, SHARED, "", false, NULL},
@@ -776,6 +788,9 @@ static const Row ROWS[] = {
     {"_3d", 1, 1, 2, 1, WIDE, "--virtual 2 --layers-per-stage 6,3", false, "\"dropped layers\""},
     {"_3d", 1, 1, 4, 1, WIDE, "--layers-per-stage 1,5,2,1 --recompute layer", false,
      "\"dropped layers\""},
+    {"v", 1, 1, 3, 1, WIDE, "--layers-per-stage 3,2,4", false, "\"dropped layers\""},
+    {"v", 1, 1, 4, 1, WIDE, "--schedule dualpipe-v", false, "\"dropped layers\""},
+    {"v", 2, 1, 4, 1, WIDE, "--sequence-parallel 1 --schedule v-half", false, NULL},
     {"_tp", 8, 1, 1, 1, WIDE, "", false, NULL},
     {"_tp", 8, 1, 1, 1, WIDE, "--sequence-parallel 1", true, "\"gathered logits\""},
     {"_3d", 8, 1, 1, 1, WIDE, "--recompute layer", false, NULL},
@@ -804,6 +819,7 @@ static const Row ROWS[] = {
     {"_tp", 4, 1, 1, 1, DROPOUT, "", false, NULL},
     {"_tp", 2, 1, 1, 2, DROPOUT, "--sequence-parallel 1 --recompute layer", true, NULL},
     {"zero_bubble", 1, 1, 2, 1, DROPOUT, "--schedule zb-h1", false, NULL},
+    {"v", 2, 1, 2, 1, DROPOUT, "--schedule v-half", false, NULL},
     {"_pp", 1, 1, 4, 2, DROPOUT, "--schedule gpipe --recompute layer", false, NULL},
     {"_3d", 1, 4, 1, 2, DROPOUT, "", false, NULL},
     {"data", 1, 4, 1, 2, DROPOUT, "--recompute layer", false, NULL},
@@ -843,7 +859,8 @@ typedef struct {
 // micro-batches: with several of each it is a family of its own.
 typedef struct {
     int fixture, t, d, micro;
-    bool sp, stages, ranks_first;
+    bool sp, ranks_first;
+    int stages;  // 0: one, 1: several, 2: a V, whose wte is summed on one stage
     const char *groups;  // its flags from --context or --replicas on, or ""
     size_t row;  // whose run is kept in folder family-ROW
     Log log;
@@ -906,9 +923,11 @@ static bool compare_bits(Matrix *m, const Row *row, const ParamTable *table, con
     if (!groups) groups = strstr(row->flags, "--replicas");
     bool several = m->cases[row->fixture].h.global_batch > (size_t)(row->d * row->micro);
     bool ranks_first = strcmp(row->trainer, "fsdp") == 0 && row->d > 1 && several;
-    Family mine = {row->fixture, row->t,     row->d,      row->micro,
-                   sp,           row->p > 1, ranks_first, groups ? groups : "",
-                   m->rows,      *log,       gradients};
+    bool folded = strcmp(row->trainer, "v") == 0 && (row->p == 1 || row->d > 1);
+    Family mine = {row->fixture, row->t,      row->d,
+                   row->micro,   sp,          ranks_first,
+                   folded ? 2 : row->p > 1,   groups ? groups : "",
+                   m->rows,      *log,        gradients};
     const Family *same = NULL, *other = NULL;
     char step[48], kept[96];
     for (size_t i = 0; i < m->families; i++) {
@@ -1077,9 +1096,13 @@ static const char CHUNKS[] =
     "W1.1 W0.0 W1.0 "
     "W2.1 W3.1 W2.0 W3.0 W4.1 W5.1 W4.0 W5.0 W6.1 W7.1 W6.0 W7.0";
 
+static const char IN_A_V[] = "F0.0 F1.0 F0.1 B0.1 F1.1 B0.0 B1.1 B1.0; "
+                             "F0.0 F1.0 F0.1 F1.1 B0.1 W0.1 B0.0 B1.1 B1.0 W1.1 W0.0 W1.0";
+
 static void group_layouts(Context *x) {
     write_file("halves-of-one.txt", HALVES_OF_ONE, strlen(HALVES_OF_ONE));
     write_file("chunks.txt", CHUNKS, strlen(CHUNKS));
+    write_file("v.txt", IN_A_V, strlen(IN_A_V));
     Matrix *m = matrix_begin(x);
     for (size_t i = 0; i < sizeof ROWS / sizeof *ROWS; i++) run_row(x, m, &ROWS[i]);
     matrix_end(x, m);

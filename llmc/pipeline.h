@@ -76,11 +76,12 @@ typedef struct {
     int micro, chunk;  // micro-batch in [0, m), local chunk in [0, v)
 } PipelineStep;
 
-enum { SCHEDULE_COUNT = SCHEDULE_ZB_AUTO + 1 };
+enum { SCHEDULE_COUNT = SCHEDULE_DUALPIPE_V + 1 };
 
 static inline const char *pipeline_schedule_name(Schedule schedule) {
-    static const char *const names[SCHEDULE_COUNT] = {"gpipe", "1f1b", "interleaved",
-                                                      "zb-h1", "zb-auto"};
+    static const char *const names[SCHEDULE_COUNT] = {"gpipe",   "1f1b",   "interleaved",
+                                                      "zb-h1",   "zb-auto", "zb-v",
+                                                      "v-half", "dualpipe-v"};
     return names[schedule];
 }
 
@@ -162,12 +163,13 @@ typedef struct {
     int p, m, v;           // stages, micro-batches of a training step, chunks of a stage
     PipelineStep **steps;  // [p] lists
     size_t *counts;        // [p] their lengths
+    bool folded;           // a V: the second half of the chunks comes down again (v == 2)
 } PipelineLists;
 
 // Returns empty lists with room for 3 steps of every micro-batch and chunk. Release with
 // pipeline_lists_free.
 static inline PipelineLists pipeline_empty(int p, int m, int v) {
-    PipelineLists l = {p, m, v, NULL, NULL};
+    PipelineLists l = {p, m, v, NULL, NULL, false};
     l.steps = (PipelineStep **)host_alloc(p, sizeof *l.steps);
     l.counts = (size_t *)host_alloc(p, sizeof *l.counts);
     for (int s = 0; s < p; s++)
@@ -207,20 +209,34 @@ static inline bool pipeline_link_ends(int p, int v, int link, int *from, int *to
     return p > 1 && (v > 1 || !wraps);
 }
 
-// Sets the stages that send a step's input and get its output; PIPELINE_NONE at the model's
-// ends. Forwards go up the global chunks, backwards down; a weight step has no message.
-static inline void pipeline_neighbours(int p, int stage, int v, PipelineStep step,
+// Returns the global chunk that is chunk `chunk` of a stage.
+static inline int pipeline_chunk(const PipelineLists *l, int stage, int chunk) {
+    return l->folded && chunk == 1 ? 2 * l->p - 1 - stage : chunk * l->p + stage;
+}
+
+// Returns the stage of a global chunk.
+static inline size_t chunk_stage(size_t p, bool folded, size_t chunk) {
+    return folded && chunk >= p ? 2 * p - 1 - chunk : chunk % p;
+}
+
+// Returns the stage with which a step exchanges the message to or from a global chunk;
+// PIPELINE_NONE beyond the model's ends, and where a V turns: both chunks are on one stage.
+static inline int pipeline_peer(const PipelineLists *l, int stage, int chunk) {
+    if (chunk < 0 || chunk == l->p * l->v) return PIPELINE_NONE;
+    int peer = (int)chunk_stage((size_t)l->p, l->folded, (size_t)chunk);
+    return l->folded && peer == stage ? PIPELINE_NONE : peer;
+}
+
+// Sets the stages that send a step's input and get its output, or PIPELINE_NONE. Forwards
+// go up the global chunks, backwards down; a weight step has no message.
+static inline void pipeline_neighbours(const PipelineLists *l, int stage, PipelineStep step,
                                        int *from, int *to) {
-    bool first = stage == 0 && step.chunk == 0;
-    bool last = stage == p - 1 && step.chunk == v - 1;
-    int previous = first ? PIPELINE_NONE : stage > 0 ? stage - 1 : p - 1;
-    int next = last ? PIPELINE_NONE : stage < p - 1 ? stage + 1 : 0;
-    *from = step.kind == STEP_WEIGHT    ? PIPELINE_NONE
-            : step.kind == STEP_FORWARD ? previous
-                                        : next;
-    *to = step.kind == STEP_WEIGHT    ? PIPELINE_NONE
-          : step.kind == STEP_FORWARD ? next
-                                      : previous;
+    int chunk = pipeline_chunk(l, stage, step.chunk);
+    int up = step.kind == STEP_FORWARD ? 1 : -1;
+    *from = *to = PIPELINE_NONE;
+    if (step.kind == STEP_WEIGHT) return;
+    *from = pipeline_peer(l, stage, chunk - up);
+    *to = pipeline_peer(l, stage, chunk + up);
 }
 
 // ---- a stage's plan --------------------------------------------------------------------
@@ -254,16 +270,19 @@ static inline size_t chunk_layers(size_t L, const char *list, size_t p, size_t v
                 : stage_layer_count(L, p * v, chunk);
 }
 
-// Deals L layers to the p * v chunks as chunk_layers does, and gives `stage` its own.
+// Deals L layers to the p * v chunks as chunk_layers does, and gives `stage` its own. In a
+// V a stage's chunk has the length that it has without, but the chunks follow each other in
+// another order.
 static inline void pipeline_plan_layers(PipelinePlan *plan, size_t L, const char *list,
-                                        size_t p, size_t stage, size_t v) {
+                                        size_t p, size_t stage, size_t v, bool folded) {
     plan->chunks = v;
     plan->first = (size_t *)host_alloc(v, sizeof(size_t));
     plan->count = (size_t *)host_alloc(v, sizeof(size_t));
     plan->layers = (size_t *)host_alloc(L, sizeof(size_t));
     for (size_t chunk = 0, first = 0, n; chunk < p * v; chunk++, first += n) {
-        n = chunk_layers(L, list, p, v, chunk);
-        if (chunk % p != stage) continue;
+        size_t its_stage = chunk_stage(p, folded, chunk);
+        n = chunk_layers(L, list, p, v, chunk / p * p + its_stage);
+        if (its_stage != stage) continue;
         plan->first[chunk / p] = plan->layer_count;
         plan->count[chunk / p] = n;
         if (n > plan->most_layers) plan->most_layers = n;
@@ -297,7 +316,7 @@ static inline PipelinePlan pipeline_plan(PipelineLists *l, size_t L, const char 
                                          size_t stage) {
     PipelinePlan plan;
     memset(&plan, 0, sizeof plan);
-    pipeline_plan_layers(&plan, L, stages, (size_t)l->p, stage, (size_t)l->v);
+    pipeline_plan_layers(&plan, L, stages, (size_t)l->p, stage, (size_t)l->v, l->folded);
     size_t count = plan.step_count = l->counts[stage];
     plan.steps = (PipelineStep *)host_alloc(count, sizeof *plan.steps);
     plan.slot = (size_t *)host_alloc(count, sizeof *plan.slot);

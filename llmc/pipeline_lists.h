@@ -25,6 +25,10 @@ static inline bool pipeline_check(Schedule schedule, int p, int m, int v, Error 
     if ((long long)m * v > INT_MAX / 8 || (long long)m * v * p > INT_MAX / 8)
         return error_set(err, "%d stages, %d micro-batches and %d chunks are too many", p,
                          m, v);
+    if (schedule >= SCHEDULE_ZB_V)
+        return error_set(
+            err, "--schedule %s has its chunks in a V: train with train_v, or use zb-auto",
+            name);
     if (schedule != SCHEDULE_INTERLEAVED && v > 1)
         return error_set(
             err, "%d chunks a stage need --schedule interleaved: use it, or --virtual 1",
@@ -200,8 +204,9 @@ static inline bool pipeline_walk_step(PipelineWalk *w, int stage, bool *ran, Err
     PipelineStep step = w->lists->steps[stage][at];
     PipelineTime *time = w->run->steps ? &w->run->steps[stage][at] : NULL;
     int side = step.kind == STEP_FORWARD ? 0 : p, up = step.kind == STEP_FORWARD ? 1 : -1;
-    int chunk = step.chunk * p + stage;  // global
-    pipeline_neighbours(p, stage, v, step, &from, &to);
+    int chunk = pipeline_chunk(w->lists, stage, step.chunk);  // global
+    if (w->lists->folded) side += 2 * p * step.chunk;         // each chunk has its own links
+    pipeline_neighbours(w->lists, stage, step, &from, &to);
     PipelineLink *in = from == PIPELINE_NONE ? NULL : &w->links[side + from];
     PipelineLink *out = to == PIPELINE_NONE ? NULL : &w->links[side + stage];
     *ran = !(in && in->consumed == in->sent) &&
@@ -246,7 +251,8 @@ static inline bool pipeline_walk_step(PipelineWalk *w, int stage, bool *ran, Err
 // (pipeline_prove_list).
 static inline bool pipeline_walk(const PipelineLists *l, size_t buffers,
                                  const PipelineTimes *times, PipelineRun *run, Error *err) {
-    size_t links = (size_t)pipeline_link_count(l->p), pairs = (size_t)l->m * l->v;
+    size_t links = (size_t)pipeline_link_count(l->p) * (l->folded ? 2 : 1);
+    size_t pairs = (size_t)l->m * l->v;
     size_t used = buffers < pairs ? buffers : pairs;  // a link has at most `pairs` messages
     PipelineWalk w = {l, times, used, NULL, NULL, NULL, NULL, run};
     w.links = (PipelineLink *)host_alloc(links, sizeof *w.links);
@@ -303,6 +309,7 @@ static inline bool pipeline_prove_list(const PipelineLists *l, int stage, Error 
         (unsigned char *)host_alloc(pairs, 1);  // steps of each micro-batch and chunk
     int *ordered = (int *)host_alloc(3 * (size_t)v,
                                      sizeof *ordered);  // [3][v] steps of a kind and chunk
+    bool turns = l->folded && stage == l->p - 1;  // chunk 0 hands its output to chunk 1
     bool ok = true;
     for (size_t i = 0; ok && i < count; i++) {
         int micro = steps[i].micro, chunk = steps[i].chunk, kind = (int)steps[i].kind;
@@ -317,6 +324,9 @@ static inline bool pipeline_prove_list(const PipelineLists *l, int stage, Error 
         }
         const char *name = pipeline_step_name(steps[i].kind);
         int before = done[(size_t)micro * v + chunk]++, next = ordered[kind * v + chunk]++;
+        int source = kind == STEP_FORWARD ? 0 : 1;
+        bool fed = !turns || kind == STEP_WEIGHT || chunk == source ||
+                   done[(size_t)micro * v + source] > kind;
         if (before > kind)
             ok = error_set(err, "stage %d runs the %s of micro-batch %d, chunk %d twice",
                            stage, name, micro, chunk);
@@ -324,6 +334,11 @@ static inline bool pipeline_prove_list(const PipelineLists *l, int stage, Error 
             ok = error_set(
                 err, "stage %d runs the %s of micro-batch %d, chunk %d before its %s",
                 stage, name, micro, chunk, pipeline_step_name((StepKind)(kind - 1)));
+        else if (!fed)
+            ok = error_set(
+                err,
+                "stage %d runs the %s of micro-batch %d, chunk %d before that of chunk %d",
+                stage, name, micro, chunk, source);
         else if (kind != STEP_FORWARD && micro != next)
             ok = error_set(err,
                            "stage %d runs the %s of micro-batch %d, chunk %d when that of "
@@ -383,9 +398,10 @@ static inline bool pipeline_lists(PipelineLists *l, Schedule schedule, const cha
     memset(l, 0, sizeof *l);
     if (!file && schedule >= SCHEDULE_ZB_H1)
         return error_set(err,
-                         "--schedule %s splits backwards: train with train_zero_bubble, or "
+                         "--schedule %s splits backwards: train with %s, or "
                          "use --schedule 1f1b",
-                         pipeline_schedule_name(schedule));
+                         pipeline_schedule_name(schedule),
+                         schedule < SCHEDULE_ZB_V ? "train_zero_bubble" : "train_v");
     if (!pipeline_begin(l, schedule, file, p, m, v, err)) return false;
     if (!file) *l = pipeline_make(schedule, (int)p, (int)m, (int)v);
     for (int s = 0; s < l->p; s++)

@@ -181,7 +181,7 @@ static void walk_messages(const PipelineLists *l, const PipelineRun *walked, int
                 reads = step.chunk * l->p + s +
                         (step.kind == STEP_FORWARD ? 1 : -1);  // global chunk
             double sent = walked->steps[s][i].sent;
-            pipeline_neighbours(l->p, s, l->v, step, &from, &to);
+            pipeline_neighbours(l, s, step, &from, &to);
             if (to == PIPELINE_NONE) continue;
             if (s == stage) boxes[(*n)++] = (Box){sent - transfer, sent, 3, step.micro, step.chunk};
             if (to == stage)

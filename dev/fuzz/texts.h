@@ -156,7 +156,7 @@ static void fuzz_simulate(const uint8_t *data, size_t size) {
     r.C = r.NH * 8 * (1 + data[7] % 24);
     r.T = 64 * (1 + (size_t)data[8]), r.micro_batch = 1 + data[9] % 8;
     r.global_batch = r.micro_batch * r.d * (1 + data[10] % 64);
-    r.schedule = (Schedule)(data[11] % SCHEDULE_COUNT);
+    r.schedule = (Schedule)(data[11] % (SCHEDULE_ZB_AUTO + 1));
     r.recompute = (LayerRecompute)(data[12] % (LAYER_WHOLE + 1)),
     r.max_in_flight = 1 + data[13] % 24;
     r.sequence_parallel = data[14] & 1, r.scatter_gather = data[14] & 2,

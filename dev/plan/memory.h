@@ -117,7 +117,7 @@ static inline StageMemory candidate_count(const Candidate *x, size_t vocabulary,
     trainer_sizes(m, r->t);
     candidate_sizes(m, x);
     m->sp = r->sequence_parallel ? r->t : 1;
-    pipeline_plan_layers(&m->plan, r->layers, m->opt.layers_per_stage, r->p, stage, r->v);
+    pipeline_plan_layers(&m->plan, r->layers, m->opt.layers_per_stage, r->p, stage, r->v, false);
     m->plan.slots = candidate_slots(r, stage);
     size_t align = TENSOR_ALIGN * r->d;
     trainer_shard(m, {r->t, 0, stage == 0, stage == r->p - 1, m->plan.layer_count, m->plan.layers,

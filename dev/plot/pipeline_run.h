@@ -6,7 +6,7 @@
 #define DEV_PLOT_PIPELINE_RUN_H
 
 #include "llmc/host/trace.h"
-#include "llmc/zero_bubble.h"
+#include "llmc/v_schedules.h"
 
 // Runs lists that pipeline_prove_list accepts and keeps the times of all steps. False, with a
 // sentence, if they hang. Release with list_run_free in either case.
@@ -43,12 +43,14 @@ static inline void list_run_event(TraceList *trace, const char *kind, int stage,
 }
 
 // Writes the trace: steps on stream 0; receives and sends of activations on 1 and 2, of gradients
-// on 3 and 4. One unit of time is a millisecond.
+// on 3 and 4, and of chunk 1 in a V on 5 to 8. One unit of time is a millisecond.
 static inline bool list_run_write(const PipelineRun *r, const PipelineLists *l, double transfer,
                                   const char *path, Error *err) {
     static const char *const kinds[] = {"forward", "backward", "weight"};
-    static const char *const streams[] = {"compute", "receive activations", "send activations",
-                                          "receive gradients", "send gradients"};
+    static const char *const streams[] = {
+        "compute", "receive activations", "send activations", "receive gradients",
+        "send gradients", "receive activations 1", "send activations 1", "receive gradients 1",
+        "send gradients 1"};
     TraceList trace;
     memset(&trace, 0, sizeof trace);
     for (int s = 0; s < l->p; s++)
@@ -56,18 +58,19 @@ static inline bool list_run_write(const PipelineRun *r, const PipelineLists *l, 
             PipelineStep step = l->steps[s][i];
             const PipelineTime *t = &r->steps[s][i];
             int from, to;
-            pipeline_neighbours(l->p, s, l->v, step, &from, &to);
+            int port = (int)step.kind + (l->folded ? 2 * step.chunk : 0);
+            pipeline_neighbours(l, s, step, &from, &to);
             list_run_event(&trace, kinds[step.kind], s, 0, step, t->start, t->end);
             if (to == PIPELINE_NONE) continue;
             PipelineStep read = step;  // at the other end
-            read.chunk = (step.chunk * l->p + s + (step.kind == STEP_FORWARD ? 1 : -1)) / l->p;
-            list_run_event(&trace, "send", s, 2 + 2 * (int)step.kind, step, t->sent - transfer,
-                           t->sent);
-            list_run_event(&trace, "recv", to, 1 + 2 * (int)step.kind, read, t->sent - transfer,
-                           t->sent);
+            int up = step.kind == STEP_FORWARD ? 1 : -1;
+            read.chunk = (pipeline_chunk(l, s, step.chunk) + up) / l->p;
+            double sending = t->sent - transfer;
+            list_run_event(&trace, "send", s, 2 + 2 * port, step, sending, t->sent);
+            list_run_event(&trace, "recv", to, 1 + 2 * port, read, sending, t->sent);
         }
     qsort(trace.events, trace.count, sizeof *trace.events, trace_order);  // a rank after the other
-    bool ok = trace_write(path, trace.events, trace.count, streams, 5, err);
+    bool ok = trace_write(path, trace.events, trace.count, streams, l->folded ? 9 : 5, err);
     free(trace.events);
     return ok;
 }

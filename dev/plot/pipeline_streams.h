@@ -12,8 +12,9 @@
 
 #include "llmc/pipeline_lists.h"
 
-// A stage's streams: compute, then for each kind of message one that receives and one that sends.
-enum { STREAM_COMPUTE, STREAM_RECEIVE = 1, STREAM_SEND = 2, STREAM_COUNT = 5 };
+// A stage's streams: compute, then for each kind of message one that receives and one that sends;
+// in a V for each kind and chunk, of which a stage has two.
+enum { STREAM_COMPUTE, STREAM_RECEIVE = 1, STREAM_SEND = 2, PORTS = 4, STREAM_COUNT = 9 };
 enum { WAIT_INPUT, WAIT_SENT, WAIT_FREE, WAIT_COMPUTED, WAIT_COUNT };
 
 typedef enum { OP_COMPUTE, OP_SEND, OP_RECEIVE } OpType;
@@ -46,7 +47,8 @@ typedef struct {
     double cost[3],
         transfer;  // of a forward, an input half and a weight half of one chunk, and of a message
     const double *scale;  // [p * v] how many times that a global chunk's steps cost; NULL: 1
-    int stream_of[STREAM_COUNT];  // {0, 1, 2, 3, 4}, or several roles on one stream, to see it fail
+    int stream_of[STREAM_COUNT];  // {0, 1, 2, 3, 4}, in a V to 8, or several roles on one stream,
+                                  // to see it fail
     bool drop[WAIT_COUNT];        // leave a wait out, to see it fail
     uint64_t order;               // 0: streams in turn; else a seed: any ready stream at any moment
     // result
@@ -54,12 +56,18 @@ typedef struct {
     bool complete;          // false: it hung
     size_t wrong;  // computes that found something else than their input or their activations
     double makespan, busy;  // end of the last compute; sum of all computes
-    int *receive_name, *send_name, *slot_name;  // [p][2][buffers], the same, [p][slots]
+    int *receive_name, *send_name, *slot_name;  // [p][PORTS][buffers], the same, [p][slots]
     size_t slots;
+    const PipelineLists *lists;
 } Machine;
 
 static inline Stream *machine_stream(Machine *mc, int stage, int role) {
     return &mc->streams[stage * STREAM_COUNT + mc->stream_of[role]];
+}
+
+// Returns the number of a step's link ends on its stage.
+static inline int machine_port(const Machine *mc, PipelineStep step) {
+    return (int)step.kind + (mc->lists->folded ? 2 * step.chunk : 0);
 }
 
 static inline void op_wait(Machine *mc, StreamOp *op, int which, int role, size_t index,
@@ -82,18 +90,18 @@ static inline size_t machine_enqueue(Machine *mc, int stage, int role, StreamOp 
 static inline void machine_enqueue_stage(Machine *mc, int stage, const PipelineStep *steps,
                                          const size_t *slot, size_t count) {
     StepKind last_use = pipeline_last_use(steps, count);
-    size_t B = mc->buffers, received[2] = {0, 0}, sends[2] = {0, 0};
-    // Indices of the operations that the events stand for, [2][B] each. A weight step has no
+    size_t B = mc->buffers, received[PORTS] = {0}, sends[PORTS] = {0};
+    // Indices of the operations that the events stand for, [PORTS][B] each. A weight step has no
     // message and no event.
-    size_t *freed = (size_t *)malloc(4 * B * sizeof *freed), *sent = freed + 2 * B;
+    size_t *freed = (size_t *)malloc(2 * PORTS * B * sizeof *freed), *sent = freed + PORTS * B;
     for (size_t i = 0; i < count; i++) {
         PipelineStep step = steps[i];
-        int from, to, receive = STREAM_RECEIVE + 2 * step.kind, send = STREAM_SEND + 2 * step.kind;
-        pipeline_neighbours(mc->p, stage, mc->v, step, &from, &to);
-        size_t read = from == PIPELINE_NONE ? 0 : received[step.kind]++;
-        size_t made = to == PIPELINE_NONE ? 0 : sends[step.kind]++;
-        unsigned in = (unsigned)(step.kind * B + read % B),
-                 out = (unsigned)(step.kind * B + made % B);
+        int from, to, port = machine_port(mc, step);
+        int receive = STREAM_RECEIVE + 2 * port, send = STREAM_SEND + 2 * port;
+        pipeline_neighbours(mc->lists, stage, step, &from, &to);
+        size_t read = from == PIPELINE_NONE ? 0 : received[port]++;
+        size_t made = to == PIPELINE_NONE ? 0 : sends[port]++;
+        unsigned in = (unsigned)(port * B + read % B), out = (unsigned)(port * B + made % B);
         StreamOp op = {step, OP_COMPUTE, step.kind == last_use, {-1, -1}, {0, 0}, 0,
                        in,   out,        (unsigned)slot[i],     0,        0};
         if (from != PIPELINE_NONE) {
@@ -137,14 +145,14 @@ static inline void machine_finish(Stream *stream, double start, double end) {
 }
 
 static inline void machine_compute(Machine *mc, int stage, const StreamOp *op) {
-    size_t B2 = 2 * mc->buffers;
+    size_t ends = PORTS * mc->buffers;
     PipelineStep step = op->step;
     int from, to;
-    pipeline_neighbours(mc->p, stage, mc->v, step, &from, &to);
-    int chunk = step.chunk * mc->p + stage, *slot = &mc->slot_name[stage * mc->slots + op->slot];
+    pipeline_neighbours(mc->lists, stage, step, &from, &to);
+    int chunk = pipeline_chunk(mc->lists, stage, step.chunk), *slot = &mc->slot_name[stage * mc->slots + op->slot];
     int own = machine_name(mc, STEP_FORWARD, step.micro, chunk);
     if (from != PIPELINE_NONE &&
-        mc->receive_name[stage * B2 + op->in] != machine_name(mc, step.kind, step.micro, chunk))
+        mc->receive_name[stage * ends + op->in] != machine_name(mc, step.kind, step.micro, chunk))
         mc->wrong++;
     // The slot is free (0), holds the forward's activations (its name), or a backward's for the
     // weight step (-name)
@@ -152,7 +160,7 @@ static inline void machine_compute(Machine *mc, int stage, const StreamOp *op) {
     if (*slot != expected) mc->wrong++;
     *slot = op->last_use ? 0 : step.kind == STEP_FORWARD ? own : -own;
     if (to != PIPELINE_NONE)
-        mc->send_name[stage * B2 + op->out] =
+        mc->send_name[stage * ends + op->out] =
             machine_name(mc, step.kind, step.micro, chunk + (step.kind == STEP_FORWARD ? 1 : -1));
 }
 
@@ -169,14 +177,15 @@ static inline bool machine_advance(Machine *mc, int stage, int stream_index) {
         double cost = mc->cost[op->step.kind];
         if (op->step.kind == STEP_BACKWARD && op->last_use)
             cost += mc->cost[STEP_WEIGHT];  // it does both halves
-        if (mc->scale) cost *= mc->scale[op->step.chunk * mc->p + stage];
+        if (mc->scale) cost *= mc->scale[pipeline_chunk(mc->lists, stage, op->step.chunk)];
         machine_compute(mc, stage, op);
         machine_finish(stream, time, time + cost);
         mc->busy += cost;
         if (time + cost > mc->makespan) mc->makespan = time + cost;
         return true;
     }
-    Stream *from = machine_stream(mc, op->peer, STREAM_SEND + 2 * op->step.kind);
+    int sends = STREAM_SEND + 2 * machine_port(mc, op->step);
+    Stream *from = machine_stream(mc, op->peer, sends);
     if (from->next == from->count) return false;
     StreamOp *send = &from->ops[from->next];
     double send_time = from->clock;
@@ -184,8 +193,8 @@ static inline bool machine_advance(Machine *mc, int stage, int stream_index) {
         !machine_ready(mc, op->peer, send, &send_time))
         return false;
     if (send_time > time) time = send_time;
-    mc->receive_name[stage * 2 * mc->buffers + op->in] =
-        mc->send_name[op->peer * 2 * mc->buffers + send->in];
+    mc->receive_name[stage * PORTS * mc->buffers + op->in] =
+        mc->send_name[op->peer * PORTS * mc->buffers + send->in];
     machine_finish(stream, time, time + mc->transfer);
     machine_finish(from, time, time + mc->transfer);
     return true;
@@ -194,7 +203,8 @@ static inline bool machine_advance(Machine *mc, int stage, int stream_index) {
 // Runs p lists on the machine. Release with machine_free (also before another run with the same
 // Machine).
 static inline void machine_run(Machine *mc, const PipelineLists *l) {
-    size_t per_stage = (size_t)mc->m * mc->v, B2 = 2 * mc->buffers;
+    size_t per_stage = (size_t)mc->m * mc->v, ends = PORTS * mc->buffers;
+    mc->lists = l;
     mc->streams = (Stream *)calloc((size_t)mc->p * STREAM_COUNT, sizeof *mc->streams);
     mc->wrong = mc->slots = 0;
     mc->makespan = mc->busy = 0;
@@ -211,9 +221,9 @@ static inline void machine_run(Machine *mc, const PipelineLists *l) {
         machine_enqueue_stage(mc, s, l->steps[s], slot, l->counts[s]);
     }
     free(slot);
-    mc->receive_name = (int *)calloc((size_t)mc->p * (2 * B2 + mc->slots), sizeof(int));
-    mc->send_name = mc->receive_name + mc->p * B2;
-    mc->slot_name = mc->send_name + mc->p * B2;
+    mc->receive_name = (int *)calloc((size_t)mc->p * (2 * ends + mc->slots), sizeof(int));
+    mc->send_name = mc->receive_name + mc->p * ends;
+    mc->slot_name = mc->send_name + mc->p * ends;
     int n = mc->p * STREAM_COUNT;
     uint64_t random = mc->order;
     for (bool moved = true; moved;) {

@@ -22,7 +22,8 @@ static const char usage[] =
     "  LIST             'F0 F1 B0 B1; F0 B0 F1 B1': a line (or ;) for each stage; F, B or W with "
     "a micro-batch\n"
     "  FILE             the same in a file\n"
-    "  NAME             gpipe, 1f1b, interleaved, zb-h1 or zb-auto; needs --stages and --micros\n"
+    "  NAME             gpipe, 1f1b, interleaved, zb-h1, zb-auto, and in a V zb-v, v-half or\n"
+    "                   dualpipe-v; needs --stages and --micros\n"
     "  --forward X      what a chunk's forward costs (default 1), the input half of its backward "
     "(--backward), the\n"
     "                   weight half (--weight), and a message (--transfer, default 0)\n"
@@ -69,7 +70,13 @@ static bool make_lists(const Request *r, PipelineLists *l, Error *err) {
         if (!r->p || !r->m)
             return error_set(err, "%s needs --stages and --micros (of make schedule: P=4 M=8)",
                              r->what);
-        long v = r->v ? r->v : s == SCHEDULE_INTERLEAVED ? 2 : 1;
+        bool folded = s >= SCHEDULE_ZB_V;
+        long v = r->v ? r->v : folded || s == SCHEDULE_INTERLEAVED ? 2 : 1;
+        if (folded) {
+            if (!v_check((Schedule)s, (int)r->p, (int)r->m, (int)v, err)) return false;
+            *l = v_make((Schedule)s, (int)r->p, (int)r->m, &r->times);
+            return true;
+        }
         if (!pipeline_check((Schedule)s, (int)r->p, (int)r->m, (int)v, err)) return false;
         *l = zero_bubble_make((Schedule)s, (int)r->p, (int)r->m, (int)v, &r->times,
                               (size_t)(r->limit ? r->limit : 2 * r->p));

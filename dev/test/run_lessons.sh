@@ -60,6 +60,7 @@ reads dev/lessons/train_moe.cu 5662
 reads dev/lessons/train_fsdp.cu 5520
 reads dev/lessons/train_llama.cu 8018
 reads dev/lessons/train_zero_bubble.cu 7685
+reads dev/lessons/train_v.cu 8181
 
 lessons=(train_gpt*.cu dev/lessons/*.cu)
 packed=$(sed 's|//.*||; s|"[^"]*"||g; s/for (.*) *//' "${lessons[@]}" |
@@ -78,6 +79,7 @@ edge train_gpt.cu train_gpt_tp.cu 1471 67
 edge train_gpt_tp.cu train_gpt_pp.cu 1688 34
 edge train_gpt_pp.cu train_gpt_3d.cu 986 11
 edge train_gpt_3d.cu dev/lessons/train_zero_bubble.cu 921 419
+edge dev/lessons/train_zero_bubble.cu dev/lessons/train_v.cu 642 146
 edge train_gpt.cu dev/lessons/train_data.cu 1015 11
 edge dev/lessons/train_data.cu dev/lessons/train_context.cu 2382 78
 edge dev/lessons/train_data.cu dev/lessons/train_moe.cu 1714 206
@@ -159,6 +161,11 @@ done
 [ "$(body dev/lessons/train_zero_bubble.cu layer_forward)" = \
     "$(body train_gpt_3d.cu layer_forward)" ]
 report $? 'train_zero_bubble.cu: layer_forward is that of train_gpt_3d.cu'
+for function in layer_forward layer_backward layer_backward_weight; do
+    [ "$(body dev/lessons/train_v.cu $function)" = \
+        "$(body dev/lessons/train_zero_bubble.cu $function)" ]
+    report $? "train_v.cu: $function is that of train_zero_bubble.cu"
+done
 for function in layer_forward layer_backward; do
     [ "$(body dev/lessons/train_data.cu $function)" = "$(body train_gpt.cu $function)" ]
     report $? "train_data.cu: $function is that of train_gpt.cu"

@@ -71,6 +71,7 @@ static const Grid PLACES[] = {
     {"context", 1, 4, 1, 1, "--context 2", true},
     {"context", 1, 4, 1, 1, "--context 4 --context-by ring", false},
     {"_3d", 1, 2, 3, 1, "--layers-per-stage 1,2,1", false},
+    {"v", 2, 1, 2, 1, "--schedule v-half", true},
 };
 enum { NUM_PLACES = sizeof PLACES / sizeof *PLACES };
 
@@ -78,7 +79,7 @@ enum { NUM_PLACES = sizeof PLACES / sizeof *PLACES };
 static const int MOVES[][2] = {{1, 0},   {1, 2},  {2, 3},  {3, 4},  {4, 5},   {5, 6},  {6, 7},
                                {7, 8},   {8, 0},  {7, 0},  {0, 7},  {4, 1},   {7, 4},  {7, 9},
                                {9, 4},   {9, 0},  {4, 10}, {10, 7}, {10, 11}, {11, 0}, {7, 12},
-                               {12, 13}, {13, 0}, {6, 14}, {14, 7}};
+                               {12, 13}, {13, 0}, {6, 14}, {14, 7}, {7, 15}, {15, 3}, {15, 0}};
 
 // Four steps over a shuffled epoch, with the states after steps 2 and 4.
 static const char FOUR_STEPS[] =
@@ -216,6 +217,7 @@ static void group_replicas(Context *x) {
         {"_3d", 2, 2, 2, 1, "--sequence-parallel 1 --zero 0 --overlap 0", false},
         {"_tp", 4, 1, 1, 1, "--sequence-parallel 1", true},
         {"data", 1, 4, 1, 1, "", false},
+        {"v", 2, 2, 2, 1, "--sequence-parallel 1", false},
         {"fsdp", 1, 4, 1, 1, "",
          false},  // the embeddings, ln_f, and what was gathered for the first two layers
         {"fsdp", 1, 4, 1, 1, "--replicas 2", true},
@@ -265,6 +267,10 @@ static const SumRow SUMS[] = {
     {{"_3d", 1, 4, 2, 1, "", false},
      "any:2",
      true},  // each copy of wte has the sums of both stages
+    {{"_3d", 1, 1, 2, 1, "", false}, "ring:0", true},
+    {{"v", 1, 1, 2, 1, "--schedule zb-v", false}, "ring:0", false},
+    {{"v", 1, 1, 2, 1, "--schedule v-half", false}, "ring:0", false},
+    {{"v", 1, 1, 2, 1, "--schedule dualpipe-v", false}, "ring:0", false},
 };
 
 static void group_sums(Context *x) {
@@ -924,6 +930,8 @@ static const Order ORDERS[] = {
     {{"_pp", 1, 1, 2, 2, "", false}, STREAMS " " MESSAGES "0", 4},
     {{"_pp", 2, 1, 2, 1, "--schedule gpipe", false}, STREAMS, 2},
     {{"zero_bubble", 1, 2, 3, 1, "--schedule zb-auto", false}, STREAMS " " MESSAGES, 2},
+    {{"v", 1, 2, 2, 1, "--schedule dualpipe-v", false}, STREAMS " " MESSAGES, 2},
+    {{"v", 2, 1, 2, 1, "--schedule v-half", false}, STREAMS " " MESSAGES, 2},
     {{"_3d", 1, 4, 1, 1, "", false}, STREAMS, 2},
     {{"data", 1, 4, 1, 1, "", false}, STREAMS " " MESSAGES, 2},
     {{"fsdp", 1, 4, 1, 1, "", false}, STREAMS " " MESSAGES, 4},
@@ -1049,6 +1057,8 @@ static void group_bubble(Context *x) {
         {"_pp", 1, 1, 4, 2, "", true},
         {"zero_bubble", 1, 1, 4, 1, "--schedule zb-h1", false},
         {"zero_bubble", 1, 1, 4, 1, "--schedule zb-auto", false},
+        {"v", 1, 1, 4, 1, "--schedule zb-v", false},
+        {"v", 1, 1, 4, 1, "--schedule dualpipe-v", false},
     };
     Reference ref = random_model(8, 32, 4, 61, 24, 0.1, 7);
     write_model("eight", &ref.table, ref.params, INTACT);
@@ -1063,8 +1073,9 @@ static void group_bubble(Context *x) {
                  "--init eight --train-data golden/train.bin --seq 24 "
                  "--global-batch 8 --micro-batch 1 --steps 5 --val-every 0 --trace trace.json");
         double bubble = NAN, formula = NAN, base = 3.0 / (8 * GRIDS[i].v);
-        bool halves = has(&GRIDS[i], "zb");
-        double want = halves ? base / 3 : base;
+        bool folded = strcmp(GRIDS[i].trainer, "v") == 0, halves = folded || has(&GRIDS[i], "zb");
+        double want = folded ? base / 6 : halves ? base / 3 : base;
+        if (folded) base /= 2;  // the formula for two chunks a stage
         snprintf(command, sizeof command,
                  "'%s/../tools/timeline' --step 4 %s --out step.svg trace.json 2>&1", x->build,
                  halves ? "--costs 1,1,1" : "--retime");
@@ -1211,6 +1222,26 @@ static const Refusal REFUSALS[] = {
      GOOD,
      2,
      "train_zero_bubble"},
+    {"a V elsewhere",
+     {"train_zero_bubble", 2, "--pipeline 2 --schedule zb-v"},
+     GOOD,
+     2,
+     "train with train_v"},
+    {"no V",
+     {"train_v", 2, "--pipeline 2 --schedule 1f1b"},
+     GOOD,
+     2,
+     "has no V"},
+    {"too few micro-batches for a V",
+     {"train_v", 2, "--pipeline 2 --schedule dualpipe-v"},
+     GOOD "--global-batch 2",
+     2,
+     "needs 4 (2 for each stage) or more micro-batches, not 2"},
+    {"three chunks in a V",
+     {"train_v", 1, "--pipeline 1 --virtual 3"},
+     GOOD,
+     2,
+     "2 chunks a stage, not 3"},
     {"a file and a name",
      {"train_gpt_pp", 2, "--schedule-file two.txt --schedule 1f1b"},
      GOOD,

@@ -1,5 +1,5 @@
-// test_pipeline.c: proves the schedules of llmc/pipeline.h and zero_bubble.h, those of text
-// files, and the rules by which a trainer executes them, for all legal p <= 16, m <= 64, v <= 8
+// test_pipeline.c: proves the schedules of llmc/pipeline.h, zero_bubble.h and v_schedules.h, those
+// of text files, and the rules by which a trainer executes them, for all legal p <= 16, m <= 64, v <= 8
 // (fewer with a sanitizer, and fewer m with a split backward), and shows that wrong lists and
 // wrong rules are noticed.
 #include <stdio.h>
@@ -116,7 +116,7 @@ static void sweep_lists(Sweep *w, Schedule schedule, const Lists *l, int limit) 
         expect(w, FLIGHT, flight_is_right(schedule, l, s, limit), l, "in flight");
         for (size_t i = 0; i < l->counts[s]; i++) {
             int from, to;
-            pipeline_neighbours(l->p, s, l->v, l->steps[s][i], &from, &to);
+            pipeline_neighbours(l, s, l->steps[s][i], &from, &to);
             messages += from != PIPELINE_NONE;
         }
     }
@@ -284,6 +284,7 @@ static void test_refused(void) {
         {SCHEDULE_ZB_AUTO, 1, 8, 1, "--pipeline 2"},
         {SCHEDULE_ZB_H1, 2, 8, 2, "--schedule interleaved"},
         {SCHEDULE_ZB_AUTO, 2, 8, 2, "--schedule interleaved"},
+        {SCHEDULE_ZB_V, 2, 8, 2, "train with train_v"},
         {SCHEDULE_1F1B, 2, INT_MAX, 1, "too many"},
         {SCHEDULE_INTERLEAVED, INT_MAX, INT_MAX, INT_MAX, "too many"},
     };
@@ -309,6 +310,7 @@ static void test_links(void) {
     check(&c, slots_ok, "1f1b: activation slot = micro-batch %% (p - stage)");
     for (int p = 1; p <= 8; p++)
         for (int v = 1; v <= 2; v++) {
+            const Lists l = {.p = p, .m = 1, .v = v};
             int used = 0, from, to;
             for (int link = 0; link < pipeline_link_count(p); link++) {
                 if (!pipeline_link_ends(p, v, link, &from, &to)) continue;
@@ -317,7 +319,7 @@ static void test_links(void) {
                      chunk++) {  // a step at the sending end names the other end
                     PipelineStep step = {link < p ? STEP_FORWARD : STEP_BACKWARD, 0, chunk};
                     int before, after;
-                    pipeline_neighbours(p, from, v, step, &before, &after);
+                    pipeline_neighbours(&l, from, step, &before, &after);
                     links_ok = links_ok && (after == to || after == PIPELINE_NONE);
                 }
             }
@@ -659,6 +661,164 @@ static void test_auto_is_the_same(void) {
     check(&c, hash == 0x827d5ce51311aa41u, "zb-auto: and are the known ones (%llx)", hash);
 }
 
+// ---- chunks in a V ---------------------------------------------------------------------
+
+static void test_v_refused(void) {
+    static const struct {
+        Schedule schedule;
+        int p, m, v;
+        const char *part;
+    } cases[] = {
+        {SCHEDULE_1F1B, 2, 4, 2, "--schedule 1f1b has no V"},
+        {SCHEDULE_ZB_V, 2, 4, 3, "2 chunks a stage, not 3"},
+        {SCHEDULE_V_HALF, 2, 4, 1, "2 chunks a stage, not 1"},
+        {SCHEDULE_DUALPIPE_V, 2, 3, 2, "dualpipe-v needs 4 (2 for each stage) or more"},
+        {SCHEDULE_DUALPIPE_V, 8, 15, 2, "or use --schedule zb-v"},
+        {SCHEDULE_ZB_V, INT_MAX, INT_MAX, 2, "too many"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Error err = {{0}};
+        bool ok = v_check(cases[i].schedule, cases[i].p, cases[i].m, cases[i].v, &err);
+        check(&c, !ok && strstr(err.text, cases[i].part), "refused: %s", err.text);
+    }
+}
+
+// Lists by hand. The message of the turn is no message, but its order counts; and each link of a
+// V is a chunk's own, so that a stage may take chunk 1 before chunk 0.
+static void test_v_lists(void) {
+    static const struct {
+        const char *name, *text, *part;  // part: of the refusal, or NULL
+    } cases[] = {
+        {"a V by hand", "F0.0 F0.1 B0.1 B0.0; F0.0 F0.1 B0.1 B0.0", NULL},
+        {"of one stage", "F0.0 F0.1 B0.1 W0.1 B0.0 W0.0", NULL},
+        {"two micro-batches", "F0.0 F1.0 F0.1 B0.1 F1.1 B0.0 B1.1 B1.0; "
+                              "F0.0 F1.0 F0.1 F1.1 B0.1 B0.0 B1.1 B1.0", NULL},
+        {"forward before the turn", "F0.0 F0.1 B0.1 B0.0; F0.1 F0.0 B0.1 B0.0",
+         "stage 1 runs the forward of micro-batch 0, chunk 1 before that of chunk 0"},
+        {"backward before the turn", "F0.0 F0.1 B0.1 B0.0; F0.0 F0.1 B0.0 B0.1",
+         "stage 1 runs the backward of micro-batch 0, chunk 0 before that of chunk 1"},
+        {"chunks of a ring", "F0.0 F0.1 B0.1 B0.0; F0.0 B0.1 F0.1 B0.0", "before its forward"},
+        {"circular wait", "F0.0 F0.1 B0.1 B0.0 F1.0 F1.1 B1.1 B1.0; "
+                          "F0.0 F1.0 F0.1 F1.1 B0.1 B0.0 B1.1 B1.0", "deadlock"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Lists l;
+        Error err = {{0}};
+        bool ok = pipeline_parse(cases[i].name, cases[i].text, &l, &err);
+        l.folded = true;
+        ok = ok && pipeline_prove(&l, PIPELINE_BUFFERS, &err);
+        check(&c, cases[i].part ? !ok && strstr(err.text, cases[i].part) : ok, "V, %s: %s",
+              cases[i].name, ok ? "runs" : err.text);
+        pipeline_lists_free(&l);
+    }
+}
+
+// Lists of p = 2, by hand. zb-v, stage 0: blocks begin every 6 steps, with a1 at 0, b1 at 7, (b1)
+// at 8, (a1) at 15, and the stage holds 4 pairs.
+static void test_v_figure(void) {
+    static const struct {
+        Schedule schedule;
+        int stage;
+        const char *expected;
+    } figures[] = {
+        {SCHEDULE_ZB_V, 0,
+         "a1 a2 b1 (b1) a3 [b1] b2 (b2) (a1) [b2] a4 [a1] b3 (b3) (a2) [b3] b4 (b4) (a3) [a2] "
+         "(a4) [b4] [a3] [a4]"},
+        {SCHEDULE_DUALPIPE_V, 1,
+         "a1 b1 a2 b2 a3 (b1) [b1] b3 (a1) [a1] a4 (b2) [b2] b4 (a2) [a2] (b3) [b3] (a3) [a3] "
+         "(b4) (a4) [b4] [a4]"},
+    };
+    for (size_t i = 0; i < sizeof figures / sizeof *figures; i++) {
+        char text[2048];
+        Lists l = v_make(figures[i].schedule, 2, 4, &EQUAL);
+        list_text(l.steps[figures[i].stage], l.counts[figures[i].stage], text, sizeof text);
+        pipeline_lists_free(&l);
+        if (!check(&c, strcmp(text, figures[i].expected) == 0, "%s p=2 m=4 stage %d as by hand",
+                   pipeline_schedule_name(figures[i].schedule), figures[i].stage))
+            printf("     got %s\n", text);
+    }
+}
+
+// Returns the idle time of a V schedule at equal times of the steps of a chunk, in such steps.
+static double v_idle(Schedule schedule, int p) {
+    if (schedule != SCHEDULE_V_HALF || p == 1) return p - 1;
+    return p % 2 ? 3 * p - 4 : 3 * p - 5;
+}
+
+static Machine v_machine(const Lists *l, size_t buffers, const PipelineTimes *times,
+                         uint64_t order) {
+    Machine mc = {.p = l->p,
+                  .m = l->m,
+                  .v = 2,
+                  .buffers = buffers,
+                  .stream_of = {0, 1, 2, 3, 4, 5, 6, 7, 8},
+                  .order = order};
+    memcpy(mc.cost, times->step, sizeof mc.cost);
+    mc.transfer = times->transfer;
+    machine_run(&mc, l);
+    machine_free(&mc);
+    return mc;
+}
+
+static void test_v(Schedule schedule) {
+    enum { MOST_P = MAX_P < 8 ? MAX_P : 8 };
+    static const double costs[][4] = {{1, 1, 1, 0}, {1, 1.28, 0.9, 0}, {1, 2, 0.5, 0.25}};
+    Sweep w = {0};
+    Error err = {{0}};
+    const char *name = pipeline_schedule_name(schedule);
+    for (int p = 1; p <= MOST_P; p++)
+        for (int m = 1; m <= MAX_M; m++)
+            for (int k = 0; k < 3; k++) {
+                const PipelineTimes times = {{costs[k][0], costs[k][1], costs[k][2]}, costs[k][3],
+                                             NULL};
+                if (!v_check(schedule, p, m, 2, &err)) continue;
+                Lists l = v_make(schedule, p, m, &times);
+                w.cases++;
+                expect(&w, PROVED, pipeline_prove(&l, PIPELINE_BUFFERS, &err), &l, err.text);
+                expect(&w, ONE_BUFFER, pipeline_prove(&l, 1, &err), &l, err.text);
+                size_t messages = 0;
+                int most = schedule == SCHEDULE_V_HALF ? (p + 2) / 2 * 2 : 2 * p;
+                if (schedule == SCHEDULE_DUALPIPE_V) most++;
+                for (int s = 0; s < p; s++) {
+                    int from, to, held = (int)pipeline_slots(&l, s, NULL);
+                    expect(&w, FLIGHT, held <= most, &l, "in flight");
+                    for (size_t i = 0; i < l.counts[s]; i++) {
+                        pipeline_neighbours(&l, s, l.steps[s][i], &from, &to);
+                        messages += from != PIPELINE_NONE;
+                    }
+                }
+                expect(&w, MESSAGES, messages == (size_t)4 * m * (p - 1), &l, "messages");
+                Machine mc = v_machine(&l, PIPELINE_BUFFERS, &times, 0);
+                double end = end_of_run(&l, PIPELINE_BUFFERS, &times);
+                expect(&w, STREAMS, mc.complete && !mc.wrong, &l, "streams");
+                expect(&w, SAME, fabs(mc.makespan - end) < 1e-9, &l, "streams and walk differ");
+                for (uint64_t seed = 1; seed <= 4 && p * m <= 48; seed++) {
+                    mc = v_machine(&l, 1 + seed % 2, &times, seed);
+                    bool same = fabs(mc.makespan - end_of_run(&l, 1 + seed % 2, &times)) < 1e-9;
+                    expect(&w, RANDOM, mc.complete && !mc.wrong && same, &l, "random order");
+                }
+                double work = 2 * m * (costs[k][0] + costs[k][1] + costs[k][2]);
+                double bound = work + (p - 1) * (costs[k][0] + costs[k][3]);
+                expect(&w, BUBBLE, end > bound - 1e-9, &l, "earlier than possible");
+                if (k == 0 && m >= 2 * p)
+                    expect(&w, BUBBLE, fabs(end - work - v_idle(schedule, p)) < 1e-9, &l,
+                           "bubble");
+                if (k < 2 && m >= p)
+                    expect(&w, WORSE, end - work < (p - 1) * work / m + 1e-9, &l,
+                           "worse than 1f1b");
+                pipeline_lists_free(&l);
+            }
+    static const char *const properties[PROPERTIES] = {
+        PROPERTY[PROVED], PROPERTY[ONE_BUFFER], "at most p, (p + 2) / 2, p + 1/2 micro-batches",
+        "4 m (p - 1) messages", PROPERTY[STREAMS], PROPERTY[SAME],
+        "the bubble at equal times is (p-1) T_F, of v-half (3p-5) T_F (3p-4 for odd p)",
+        PROPERTY[WORSE], PROPERTY[SLOWER], PROPERTY[RANDOM]};
+    check(&c, w.cases > 100, "%s: %zu runs", name, w.cases);
+    for (int i = 0; i < PROPERTIES; i++)
+        if (i != SLOWER) check(&c, w.bad[i] == 0, "%s: %s: %zu wrong", name, properties[i], w.bad[i]);
+    if (w.first[0]) printf("     first: %s\n", w.first);
+}
+
 // ---- lists from text -------------------------------------------------------------------
 
 static void test_text(void) {
@@ -688,7 +848,7 @@ static void test_text(void) {
     }
     // A schedule that is written and read again is the same.
     size_t differ = 0;
-    for (int schedule = 0; schedule < SCHEDULE_COUNT; schedule++) {
+    for (int schedule = 0; schedule < SCHEDULE_ZB_V; schedule++) {
         int v = schedule == SCHEDULE_INTERLEAVED ? 2 : 1;
         Error err;
         Lists back, l = lists_make((Schedule)schedule, 4, 8, v);
@@ -754,7 +914,7 @@ static bool plans_hold(size_t L, const char *list, size_t p, size_t v) {
     for (size_t s = 0; s < p; s++) {
         PipelinePlan plan;
         memset(&plan, 0, sizeof plan);
-        pipeline_plan_layers(&plan, L, list, p, s, v);
+        pipeline_plan_layers(&plan, L, list, p, s, v, false);
         for (size_t k = 0, n = 0; k < v; n += plan.count[k++]) {
             size_t chunk = k * p + s, first = plan.layers[n];
             ok = ok && plan.first[k] == n && plan.count[k] > 0 && plan.count[k] <= plan.most_layers;
@@ -799,6 +959,11 @@ int main(void) {
     test_h1_limit();
     test_auto();
     test_auto_is_the_same();
-    for (int schedule = 0; schedule < SCHEDULE_COUNT; schedule++) test_schedule((Schedule)schedule);
+    for (int schedule = 0; schedule < SCHEDULE_ZB_V; schedule++) test_schedule((Schedule)schedule);
+    test_v_refused();
+    test_v_lists();
+    test_v_figure();
+    for (int schedule = SCHEDULE_ZB_V; schedule < SCHEDULE_COUNT; schedule++)
+        test_v((Schedule)schedule);
     return check_summary(&c);
 }

@@ -16,7 +16,10 @@ typedef enum {
     SCHEDULE_1F1B,
     SCHEDULE_INTERLEAVED,
     SCHEDULE_ZB_H1,
-    SCHEDULE_ZB_AUTO
+    SCHEDULE_ZB_AUTO,
+    SCHEDULE_ZB_V,  // from here on train_v's: two chunks a stage in a V
+    SCHEDULE_V_HALF,
+    SCHEDULE_DUALPIPE_V
 } Schedule;
 
 #define ATTENTION_MAX_HEAD_SIZE \

@@ -30,7 +30,7 @@ static const Field RANK_OPTIONS[] = {
     ROW("layers-per-stage", FIELD_TEXT, layers_per_stage, NULL, OPTIONS_PIPELINE, "N,N,...",
         "layers of each stage, for unlike stages (default: equal)"),
     ROW("schedule", FIELD_CHOICE, schedule, NULL, OPTIONS_PIPELINE | OPTION_BASIC,
-        "gpipe|1f1b|interleaved|zb-h1|zb-auto",
+        "gpipe|1f1b|interleaved|zb-h1|zb-auto|zb-v|v-half|dualpipe-v",
         "order of steps (default: 1f1b; interleaved with --virtual)"),
     ROW("schedule-file", FIELD_TEXT, schedule_file, NULL, OPTIONS_PIPELINE, "FILE",
         "a schedule of your own, a line for each stage: F0 F1 B0 W0 B1 W1"),
