@@ -14,7 +14,7 @@ out=build/puzzles/answers
 gdb=build/cpu-fp32-gdb
 lanes=$(nproc 2>/dev/null || echo 2)
 export MPIRUN=$launch OMP_NUM_THREADS=1
-rm -rf $out
+rm -rf $out $gdb/$out
 mkdir -p $out/programs $out/checks
 mapfile -t puzzles < <(find dev/puzzles -maxdepth 1 -type d -name '[0-9]*' | grep -e "$pattern" | sort)
 
@@ -109,7 +109,7 @@ done
 wait
 for program in "${programs[@]}"; do
     shown=$out/$program.log
-    [ -x "$out/programs/$program" ] && ! grep -q 'warning:' "$out/$program.log"
+    [ -x "$out/programs/$program" ] && ! grep -qE '(warning|error):' "$out/$program.log"
     report $? "$program with all answers: compiles without a warning"
 done
 
