@@ -8,10 +8,11 @@ build=$1 out=$2
 cd "$(dirname "$0")/../.."
 trace=$(mktemp)
 trap 'rm -f "$trace"' EXIT
-for schedule in gpipe 1f1b interleaved zb-h1 zb-auto; do
+for schedule in gpipe 1f1b interleaved zb-h1 zb-auto zb-v; do
     chunks=1 title="$schedule: 4 stages, 8 micro-batches" trainer=train_gpt_pp
     [ $schedule = interleaved ] && chunks=2 title="$title, 2 chunks a stage"
     [[ $schedule = zb-* ]] && trainer=train_zero_bubble
+    [ $schedule = zb-v ] && chunks=2 title="$title, 2 chunks a stage" trainer=train_v
     "$build/$trainer" --simulate dev/clusters/laptop.json --ranks 4 --pipeline 4 \
         --schedule $schedule --virtual $chunks --layers 8 --heads 8 --channels 512 --vocab 128 \
         --seq 256 --micro-batch 2 --global-batch 16 --trace "$trace" >/dev/null
