@@ -148,10 +148,11 @@ async function showWhatIf(r) {
             const signed = x => x === 0 ? "the same" : (x > 0 ? "+" : "-") + bytesText(Math.abs(x));
             const verdict = r.values.precision === "bf16" ? await askWhatIf("beside", besideQuestion(r.values, values))
                                                           : bytes <= r.memory ? "fits" : "does not fit";
+            const step = verdict.replace(/^([+-][\d.]+%), [\d.]+ GiB/, "$1");  // its memory has a column
             if (mine !== whatIf) return;
             Object.assign(hints, {[Object.entries(change).join()]: signed(delta)});
             showHints(r.values, hints);
-            cells = [signed(delta), r.counted && other.counted ? signed(more) : "not counted", verdict];
+            cells = [signed(delta), r.counted && other.counted ? signed(more) : "not counted", step];
         } catch (e) {
             if (mine !== whatIf || e.message === "superseded") return;
             cells = ["", "", "the trainer refuses: " + e.message];
