@@ -5,8 +5,16 @@
 set -eu
 case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/.."
+
+# On a terminal a long diff is read in a pager, in colours.
+if [ -t 1 ] && command -v less >/dev/null; then
+    export LESSONS_COLOR=1
+    "$0" "$@" | less -FRX && rc=${PIPESTATUS[0]}
+    [ "$rc" = 141 ] && rc=0  # the reader has seen enough
+    exit "$rc"
+fi
 paint=
-[ ! -t 1 ] || paint=$(printf '; s/^-.*/\033[31m&\033[m/; s/^+.*/\033[32m&\033[m/')
+[ -z "${LESSONS_COLOR:-}" ] && [ ! -t 1 ] || paint=$(printf '; s/^-.*/\033[31m&\033[m/; s/^+.*/\033[32m&\033[m/')
 
 # Cuts a trainer into a folder: a file for each function, struct or other part, named by its place
 # and its name.

@@ -131,13 +131,14 @@ class GPT2:
     """
 
     def __init__(self, path, document_token, vocabulary):
+        path = tokenizer_file(path)
         try:
             import tokenizers
         except ImportError:
             fail(
-                "GPT-2's tokens need a package: pip install tokenizers (or take --tokenizer bytes)"
+                f"the tokens of {path} need a package: pip install tokenizers "
+                "(a model of bytes takes --tokenizer bytes, without a package)"
             )
-        path = tokenizer_file(path)
         try:
             self.tokenizer = tokenizers.Tokenizer.from_file(path)
         except Exception as problem:  # the package raises nothing more special

@@ -201,7 +201,8 @@ async function showWhatIf(r) {
             Object.assign(hints, {[Object.entries(change).join()]: signed(delta)});
             showHints(r.values, hints);
             const sends = r.counted && other.counted ? signed(more) : "not counted";
-            cells = [signed(delta), sends, verdict];
+            const step = verdict.replace(/^([+-][\d.]+%), [\d.]+ GiB/, "$1");  // see its column
+            cells = [signed(delta), sends, step];
         } catch (e) {
             if (mine !== whatIf || e.message === "superseded") return;
             cells = ["", "", "the trainer refuses: " + e.message];
