@@ -552,6 +552,8 @@ static void knock_out(const Puzzle *p, RunLine *r) {
 // Says more about the first wrong run of a level.
 static void explain(const Puzzle *p, RunLine *r, const Found *x) {
     double bound = r->fixture->bound;
+    if (strstr(r->env, "CPU_STREAM_ORDER"))
+        printf("    an operation reads or writes something before another one is done with it\n");
     if (!x->ended) return;
     if (x->loss[0] > bound || isnan(x->loss[0])) {
         printf("    forward is wrong already, so that gradients tell little: look at the loss of "

@@ -114,7 +114,7 @@ show_holes() {
     (
         cd "$copy" || exit
         grep -rnE --include='*.cu' --include='*.cuh' --include='*.h' '// PUZZLE [0-9]' . |
-            sed -E "s|^\./|    $copy/|; s|:([0-9]+):.*// PUZZLE [0-9]+ ?(\([a-z]\))?.*|:\1  \2|"
+            sed -E "s|^\./|    $copy/|; s|:([0-9]+):.*// PUZZLE [0-9]+ ?(\([a-z]\))?.*|:\1  \2|; s| *$||"
         for file in ./*.txt; do [ ! -f "$file" ] || echo "    $copy/${file#./}"; done
     )
 }
