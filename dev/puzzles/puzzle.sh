@@ -158,7 +158,10 @@ compare_outside() {
     local file line fresh=build/puzzles/$nn/fresh
     rm -rf "$fresh"
     [ -f "$puzzle/hole.patch" ] || return 0
-    make_copy "$fresh" "$puzzle/hole.patch" >/dev/null || return 0
+    make_copy "$fresh" "$puzzle/hole.patch" >/dev/null || {
+        echo "note: the repository's file has changed; your copy is whole, so it is checked all the same"
+        return 0
+    }
     for file in $(patched "$puzzle/hole.patch"); do
         [ -f "$copy/$file" ] || die "$copy/$file is not there: make puzzle-again N=$n"
         line=$(outside "$fresh/$file" "$copy/$file")
@@ -253,9 +256,16 @@ show_diff() {
 
 give_up() {
     put shown 1
-    echo "The lines that puzzle $n has taken out:"
-    echo
-    sed -n '/^--- /d; s|^+++ b/|in |p; /^@@/s/.*//p; s/^-/  /p' "$puzzle/hole.patch"
+    if [ -f "$puzzle/hole.patch" ]; then
+        echo "The lines that puzzle $n has taken out:"
+        echo
+        sed -n '/^--- /d; s|^+++ b/|in |p; /^@@/s/.*//p; s/^-/  /p' "$puzzle/hole.patch"
+    else
+        echo "A right answer to puzzle $n:"
+        echo
+        sed -n 's|^+++ b/|in |p; /^@@/s/.*//p; s/^+/  /p' "$puzzle"/right-1-*.patch |
+            grep -v '^  ++ '
+    fi
     echo
     part "$puzzle/text.md" Afterwards
 }
