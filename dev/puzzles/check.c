@@ -848,7 +848,9 @@ static bool within_budget(const Puzzle *p, const Budget *b, const char *what, do
     char left[ARG_BYTES + 200];
     bool ok = got <= budget * (1 + b->more / 100) * (1 + 1e-9);
     name_run(left, sizeof left, p, &b->run);
-    if (!b->run.fixture) print_to(left, sizeof left, "simulated, %d ranks", b->run.ranks);
+    if (!b->run.fixture)
+        print_to(left, sizeof left, "%s, %d ranks",
+                 strcmp(b->kind, "memory") == 0 ? "dry run" : "simulated", b->run.ranks);
     if (p->exact && !(fabs(got - budget) <= 1e-6 * budget)) {
         print_row(left, "wrong: %.9g %s, and check.txt says %.9g", got, what, budget);
         return false;

@@ -26,8 +26,11 @@ find_puzzle() {
     n=$((10#$nn))
 }
 
-# part FILE TITLE: the part of a text.md below that heading.
-part() { awk -v title="## $2" '/^## / { on = $0 == title; next } on' "$1" | sed '/./,$!d'; }
+# part FILE TITLE: the part of a text.md below that heading, with paths from the root.
+part() {
+    awk -v title="## $2" '/^## / { on = $0 == title; next } on' "$1" |
+        sed '/./,$!d; s|](\.\./\.\./\.\./|](|g'
+}
 title() { sed -n '1s/^# //p' "$1"; }
 minutes() { sed -n 's/^\([0-9]*\) minutes.*/\1/p' "$1" | head -n 1; }
 # The real files that a patch changes.
