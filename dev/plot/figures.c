@@ -9,6 +9,7 @@
 #include "dev/plot/draw_context.h"
 #include "dev/plot/draw_dispatch.h"
 #include "dev/plot/draw_layer.h"
+#include "dev/plot/draw_muon.h"
 #include "dev/plot/draw_networks.h"
 #include "dev/plot/draw_shards.h"
 #include "dev/plot/draw_shares.h"
@@ -39,6 +40,7 @@ static const Figure FIGURES[] = {
     {"dispatch", draw_dispatch},
     {"lesson_data", draw_lesson_data},
     {"lesson_fsdp", draw_lesson_fsdp},
+    {"lesson_muon", draw_lesson_muon},
 };
 
 int main(int argc, char **argv) {

@@ -59,6 +59,7 @@ reads dev/lessons/train_context.cu 6458
 reads dev/lessons/train_moe.cu 5662
 reads dev/lessons/train_fsdp.cu 5520
 reads dev/lessons/train_llama.cu 8018
+reads dev/lessons/train_muon.cu 5436
 reads dev/lessons/train_zero_bubble.cu 7685
 reads dev/lessons/train_v.cu 8181
 
@@ -84,6 +85,7 @@ edge train_gpt.cu dev/lessons/train_data.cu 1015 11
 edge dev/lessons/train_data.cu dev/lessons/train_context.cu 2382 78
 edge dev/lessons/train_data.cu dev/lessons/train_moe.cu 1714 206
 edge dev/lessons/train_data.cu dev/lessons/train_fsdp.cu 1516 150
+edge dev/lessons/train_data.cu dev/lessons/train_muon.cu 1387 105
 edge train_gpt_3d.cu dev/lessons/train_llama.cu 1289 454
 for lesson in dev/lessons/*.cu; do
     parent=$(sed -n '2s,^// parent: ,,p' "$lesson")
@@ -171,6 +173,8 @@ for function in layer_forward layer_backward; do
     report $? "train_data.cu: $function is that of train_gpt.cu"
     [ "$(body dev/lessons/train_fsdp.cu $function)" = "$(body train_gpt.cu $function)" ]
     report $? "train_fsdp.cu: $function is that of train_gpt.cu"
+    [ "$(body dev/lessons/train_muon.cu $function)" = "$(body train_gpt.cu $function)" ]
+    report $? "train_muon.cu: $function is that of train_gpt.cu"
 done
 for function in own_buckets reduce_bucket gather_weights use_bucket; do
     [ "$(body dev/lessons/train_data.cu $function)" = \
