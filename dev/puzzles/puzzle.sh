@@ -124,7 +124,7 @@ show_holes() {
 }
 
 begin() {
-    local fresh=1
+    local fresh=1 holes
     if [ -d "$copy" ]; then fresh=; else
         make_copy "$copy" "$puzzle/hole.patch" || die "$puzzle/hole.patch does not apply"
         put started "$(date +%F)"
@@ -134,7 +134,8 @@ begin() {
     echo 'Read first:'
     part "$puzzle/text.md" 'Read first'
     echo 'Write here, in the place of what stands between PUZZLE and END:'
-    show_holes
+    holes=$(show_holes)
+    echo "${holes:-    in $copy, where the marks are gone}"
     echo
     [ -n "$fresh" ] ||
         echo "($copy is as you left it. make puzzle-again N=$n begins with a new copy.)"
