@@ -37,7 +37,8 @@ def units(text):
         if not re.search(r'[;}]\s*(//.*)?$', line):
             end += 1
             while end < len(lines) and not re.match(r'}', lines[end]) and \
-                    not (lines[end - 1].rstrip().endswith(';') and '{' not in ''.join(lines[i:end])):
+                    not (lines[end - 1].rstrip().endswith(';') and
+                         '{' not in ''.join(lines[i:end])):
                 end += 1
         head = ''.join(lines[i:end + 1]).split('{')[0]
         # Not of __launch_bounds__(...), which stands before a kernel's name.
@@ -77,7 +78,8 @@ def changed(real, other):
         if [code(x) for x in old] == [code(x) for x in new]:
             continue
         head = new[0].split('{')[0]
-        if len(old) > 1 or head != old[0].split('{')[0] or '= ' in head.split('(', 1)[-1] and '(' in head \
+        defaults = '(' in head and '= ' in head.split('(', 1)[-1]
+        if len(old) > 1 or head != old[0].split('{')[0] or defaults \
                 or len(re.findall(r'\b%s\b' % name, re.sub(r'"[^"]*"', '', code(new[0])))) > 1:
             return None
         bodies[name] = new[0]

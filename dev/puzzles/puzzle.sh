@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# puzzle.sh list | begin N | check N | hint N | diff N | give-up N | again N: what `make puzzles` and
-# `make puzzle... N=5` do. The learner edits a copy in puzzles/, which git ignores; puzzles/progress
-# has a line for each puzzle. README.md beside this file has the format of a puzzle.
+# puzzle.sh list | begin N | check N | hint N | diff N | give-up N | again N: what `make puzzles`
+# and `make puzzle... N=5` do. The learner edits a copy in puzzles/, which git ignores, and
+# puzzles/progress has a line for each puzzle. README.md beside this file has the format of a puzzle.
 # For those who write puzzles: puzzle.sh record N NAME makes NAME.patch of the copy, and refresh
 # makes all patches again after the real files have changed.
 set -u
@@ -20,14 +20,17 @@ die() {
 find_puzzle() {
     [[ $1 =~ ^0*([0-9]{1,2})$ ]] || die "which puzzle? make puzzle N=5; \`make puzzles\` lists them"
     nn=$(printf '%02d' "${BASH_REMATCH[1]}")
-    puzzle=$(find dev/puzzles -maxdepth 1 -type d -name "$nn-*")
+    puzzle=$(find dev/puzzles -maxdepth 1 -type d -name "$nn-*" | head -n 1)
     [ -n "$puzzle" ] || die "there is no puzzle ${BASH_REMATCH[1]}: \`make puzzles\` lists them"
     copy=puzzles/$nn
     n=$((10#$nn))
 }
 
-# part FILE TITLE: the part of a text.md below that heading.
-part() { awk -v title="## $2" '/^## / { on = $0 == title; next } on' "$1" | sed '/./,$!d'; }
+# part FILE TITLE: the part of a text.md below that heading, with paths from the root.
+part() {
+    awk -v title="## $2" '/^## / { on = $0 == title; next } on' "$1" |
+        sed '/./,$!d; s|](\.\./\.\./\.\./|](|g'
+}
 title() { sed -n '1s/^# //p' "$1"; }
 minutes() { sed -n 's/^\([0-9]*\) minutes.*/\1/p' "$1" | head -n 1; }
 # The real files that a patch changes.
@@ -68,7 +71,8 @@ get() {
 put() {
     mkdir -p puzzles
     touch $progress
-    grep -q "^$nn " $progress || echo "$nn stars=0 of=0 checks=0 hints=0 shown=0 first=$(date +%F)" >>$progress
+    grep -q "^$nn " $progress ||
+        echo "$nn stars=0 of=0 checks=0 hints=0 shown=0 first=$(date +%F)" >>$progress
     if grep -q "^$nn .*\b$1=" $progress; then
         sed -i "/^$nn /s|\b$1=[^ ]*|$1=$2|" $progress
     else
@@ -80,7 +84,9 @@ put() {
 # picture STARS OF: `**-`
 picture() {
     local i
-    for ((i = 1; i <= $2; i++)); do if [ "$i" -le "$1" ]; then printf '*'; else printf -- '-'; fi; done
+    for ((i = 1; i <= $2; i++)); do
+        if [ "$i" -le "$1" ]; then printf '*'; else printf -- '-'; fi
+    done
 }
 
 # ---- the commands --------------------------------------------------------------------------------
@@ -97,7 +103,8 @@ list() {
         [ "$(get hints)" = 0 ] || note="$note; hints taken: $(get hints)"
         [ "$(get shown)" = 0 ] || note="$note; solution shown"
         [ -z "$next" ] && [ "$(get stars)" = 0 ] && [ "$(get shown)" = 0 ] && next=$n
-        printf '%3d  %-34s %7s  %-5s  %s\n' "$n" "$(title "$puzzle/text.md" | sed 's/^Puzzle [0-9]*\. //')" \
+        printf '%3d  %-34s %7s  %-5s  %s\n' "$n" \
+            "$(title "$puzzle/text.md" | sed 's/^Puzzle [0-9]*\. //')" \
             "$(minutes "$puzzle/text.md")" "$(picture "$(get stars)" "$levels")" "$note"
     done
     echo
@@ -110,7 +117,7 @@ show_holes() {
     (
         cd "$copy" || exit
         grep -rnE --include='*.cu' --include='*.cuh' --include='*.h' '// PUZZLE [0-9]' . |
-            sed -E "s|^\./|    $copy/|; s|:([0-9]+):.*// PUZZLE [0-9]+ ?(\([a-z]\))?.*|:\1  \2|"
+            sed -E "s|^\./|    $copy/|; s|:([0-9]+):.*// PUZZLE [0-9]+ ?(\([a-z]\))?.*|:\1  \2|; s| *$||"
         for file in ./*.txt; do [ ! -f "$file" ] || echo "    $copy/${file#./}"; done
     )
 }
@@ -128,7 +135,8 @@ begin() {
     echo 'Write here, in the place of what stands between PUZZLE and END:'
     show_holes
     echo
-    [ -n "$fresh" ] || echo "($copy is as you left it. make puzzle-again N=$n begins with a new copy.)"
+    [ -n "$fresh" ] ||
+        echo "($copy is as you left it. make puzzle-again N=$n begins with a new copy.)"
     echo "Then:   make puzzle-check N=$n      builds it and says what is right and what is not"
     echo "Stuck?  make puzzle-hint N=$n       three hints, one at a time"
 }
@@ -153,12 +161,16 @@ compare_outside() {
     local file line fresh=build/puzzles/$nn/fresh
     rm -rf "$fresh"
     [ -f "$puzzle/hole.patch" ] || return 0
-    make_copy "$fresh" "$puzzle/hole.patch" >/dev/null || return 0
+    make_copy "$fresh" "$puzzle/hole.patch" >/dev/null || {
+        echo "note: the repository's file has changed; your copy is whole, so it is checked all the same"
+        return 0
+    }
     for file in $(patched "$puzzle/hole.patch"); do
         [ -f "$copy/$file" ] || die "$copy/$file is not there: make puzzle-again N=$n"
         line=$(outside "$fresh/$file" "$copy/$file")
-        [ -z "$line" ] || echo "note: $copy/$file also differs from the repository's file outside the hole" \
-            "(near line $line)"
+        [ -z "$line" ] ||
+            echo "note: $copy/$file differs from the repository's file outside the hole, too" \
+                "(near line $line)"
     done
 }
 
@@ -177,7 +189,8 @@ build() {
         targets+=("$build$path")
         ln -sf "$PWD/$build$path" "build/puzzles/$nn/programs/$program"
     done
-    make --no-print-directory -s DEVICE=cpu PRECISION=fp32 GDB= build/cpu-fp32/dev/puzzles/check || return
+    make --no-print-directory -s DEVICE=cpu PRECISION=fp32 GDB= build/cpu-fp32/dev/puzzles/check ||
+        return
     [ ${#targets[@]} = 0 ] ||
         make --no-print-directory -s -j2 DEVICE=cpu PRECISION=fp32 GDB=1 \
             OPTIMIZE="-O0 -g -Wno-unused-function -Wno-unused-parameter -I$copy" "${targets[@]}"
@@ -209,7 +222,7 @@ check() {
     if [ "$stars" = "$of" ]; then
         printf 'All stars: %s\n\n' "$(picture "$stars" "$of")"
         part "$puzzle/text.md" Afterwards
-        echo "make puzzle-diff N=$n shows your lines beside the repository's; make puzzles, what is next."
+        echo "make puzzle-diff N=$n shows your lines beside the repository's. Next: make puzzles"
     else
         echo "$(picture "$stars" "$of")  Edit and check again, or: make puzzle-hint N=$n"
         return 1
@@ -220,7 +233,10 @@ hint() {
     local taken
     taken=$(get hints)
     if [ "$taken" -ge 3 ]; then
-        for taken in 1 2 3; do printf 'Hint %d of 3.\n' $taken && part "$puzzle/text.md" "Hint $taken"; done
+        for taken in 1 2 3; do
+            printf 'Hint %d of 3.\n' $taken
+            part "$puzzle/text.md" "Hint $taken"
+        done
         echo "There are no more. make puzzle-give-up N=$n shows the solution."
         return
     fi
@@ -233,18 +249,26 @@ show_diff() {
     local file
     [ -d "$copy" ] || die "there is no $copy yet: make puzzle N=$n"
     [ "$(get stars)" -gt 0 ] || [ "$(get shown)" = 1 ] ||
-        die "this shows the solution, and you have no star yet; make puzzle-give-up N=$n if you want it"
+        die "this shows the solution, and you have no star yet: make puzzle-give-up N=$n"
     for file in $(patched "$puzzle/hole.patch"); do
-        diff -u --label "yours: $copy/$file" --label "the repository's: $file" "$copy/$file" "$file" &&
+        diff -u --label "yours: $copy/$file" --label "the repository's: $file" \
+            "$copy/$file" "$file" &&
             echo "$copy/$file is the repository's $file, line for line"
     done
 }
 
 give_up() {
     put shown 1
-    echo "The lines that puzzle $n has taken out:"
-    echo
-    sed -n '/^--- /d; s|^+++ b/|in |p; /^@@/s/.*//p; s/^-/  /p' "$puzzle/hole.patch"
+    if [ -f "$puzzle/hole.patch" ]; then
+        echo "The lines that puzzle $n has taken out:"
+        echo
+        sed -n '/^--- /d; s|^+++ b/|in |p; /^@@/s/.*//p; s/^-/  /p' "$puzzle/hole.patch"
+    else
+        echo "A right answer to puzzle $n:"
+        echo
+        sed -n 's|^+++ b/|in |p; /^@@/s/.*//p; s/^+/  /p' "$puzzle"/right-1-*.patch |
+            grep -v '^  ++ '
+    fi
     echo
     part "$puzzle/text.md" Afterwards
 }

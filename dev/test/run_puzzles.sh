@@ -2,8 +2,9 @@
 # run_puzzles.sh [BUILD] [PATTERN]: are the puzzles sound? Each patch applies to today's files and
 # reversed gives them back; each hole and each wrong answer compiles and fails at the level and with
 # the words of its verdict lines; the solution, which is the real lines, gets all stars, and budgets
-# are its numbers; no hint has a line of the solution. With a pattern, only the puzzles whose folders
-# have it. All answers to the puzzles of a trainer are in one program (dev/puzzles/answers.py).
+# are its numbers; no hint has a line of the solution. With a pattern, only the puzzles whose
+# folders have it. All answers to the puzzles of a trainer are in one program, which
+# dev/puzzles/answers.py writes.
 # Of an answer only the level of its verdict is run, up to the first line that is wrong. FULL=1 runs
 # all that a learner would see.
 # needs: fp32/dev/puzzles/check
@@ -16,7 +17,8 @@ lanes=$(nproc 2>/dev/null || echo 2)
 export MPIRUN=$launch OMP_NUM_THREADS=1
 rm -rf $out $gdb/$out
 mkdir -p $out/programs $out/checks
-mapfile -t puzzles < <(find dev/puzzles -maxdepth 1 -type d -name '[0-9]*' | grep -e "$pattern" | sort)
+mapfile -t puzzles < <(find dev/puzzles -maxdepth 1 -type d -name '[0-9]*' | grep -e "$pattern" |
+    sort)
 
 # ---- patches and texts ---------------------------------------------------------------------------
 
@@ -50,7 +52,8 @@ for puzzle in "${puzzles[@]}"; do
     name=${puzzle##*/}
     : >"$dir/why"
     parts=$(sed -n 's/^## //p' "$puzzle/text.md" | paste -sd,)
-    [ "$parts" = 'Idea,Read first,Hint 1,Hint 2,Hint 3,Afterwards' ] || echo "parts: $parts" >>"$dir/why"
+    [ "$parts" = 'Idea,Read first,Hint 1,Hint 2,Hint 3,Afterwards' ] ||
+        echo "parts: $parts" >>"$dir/why"
     grep -qE '^# Puzzle [0-9]+\. ' "$puzzle/text.md" || echo 'no title' >>"$dir/why"
     grep -qE '^[0-9]+ minutes\. ' "$puzzle/text.md" || echo 'no minutes' >>"$dir/why"
     if [ -f "$puzzle/hole.patch" ]; then
@@ -91,8 +94,8 @@ build() {
     local log=$1 folder=$2 program targets=()
     shift 2
     for program in "$@"; do targets+=("$gdb/$folder/$program"); done
-    make --no-print-directory DEVICE=cpu PRECISION=fp32 GDB=1 OPTIMIZE="$FLAGS -I$folder" "${targets[@]}" \
-        >"$log" 2>&1
+    make --no-print-directory DEVICE=cpu PRECISION=fp32 GDB=1 OPTIMIZE="$FLAGS -I$folder" \
+        "${targets[@]}" >"$log" 2>&1
 }
 
 mapfile -t programs < <(for puzzle in "${puzzles[@]}"; do
@@ -140,13 +143,14 @@ wait
 # check NAME ANSWER: lets the checker judge an answer; its output goes to a file.
 check() {
     local programs=$out/programs number level
-    number=$(awk -v name="$1" -v answer="$2" '$2 == name && $3 == answer { print $1; exit }' $out/numbers)
+    number=$(awk -v name="$1" -v answer="$2" '$2 == name && $3 == answer { print $1; exit }' \
+        $out/numbers)
     [ "$number" != apart ] || programs=$out/copies/$1/$2/programs
     [[ $number =~ ^[0-9]+$ ]] || number=0
     level=$(sed -n "s/^verdict $2 level \([0-9]*\):.*/\1/p" "dev/puzzles/$1/check.txt" | head -n 1)
     [ -z "${FULL:-}" ] || level=
-    PUZZLE_ANSWER=$number timeout 200 "$build/dev/puzzles/check" "dev/puzzles/$1" "$out/copies/$1/$2" \
-        "$programs" ${3:-} ${level:+--level "$level"} >"$out/checks/$1.$2" 2>&1
+    PUZZLE_ANSWER=$number timeout 200 "$build/dev/puzzles/check" "dev/puzzles/$1" \
+        "$out/copies/$1/$2" "$programs" ${3:-} ${level:+--level "$level"} >"$out/checks/$1.$2" 2>&1
 }
 
 answers() { (cd "$1" && for patch in *.patch; do echo "${patch%.patch}"; done); }
@@ -165,7 +169,9 @@ failed_level() { sed -n 's/^level \([0-9]*\):.*/\1/p' "$1" | tail -n 1; }
 # The largest share of the runs of one line that an answer has failed: 100 if there is but one run.
 share() {
     sed -n 's/.*; wrong in \([0-9]*\) of \([0-9]*\) runs$/\1 \2/p' "$1" |
-        awk 'BEGIN { most = -1 } 100 * $1 / $2 > most { most = 100 * $1 / $2 } END { print most < 0 ? 100 : most }'
+        awk 'BEGIN { most = -1 }
+            100 * $1 / $2 > most { most = 100 * $1 / $2 }
+            END { print most < 0 ? 100 : most }'
 }
 
 for puzzle in "${puzzles[@]}"; do
@@ -182,7 +188,9 @@ for puzzle in "${puzzles[@]}"; do
         stars=$(sed -n 's/^stars \([0-9]*\) of .*/\1/p' "$shown")
         while read -r rule; do
             case $rule in
-                'stars '*) [ "$rule" = "stars $stars" ] || why="$why; not $rule but ${stars:-none}" ;;
+                'stars '*)
+                    [ "$rule" = "stars $stars" ] || why="$why; not $rule but ${stars:-none}"
+                    ;;
                 'level '*)
                     level=${rule%%:*} level=${level#level }
                     [ "${stars:-$levels}" -lt "$levels" ] || why="$why; it passes"
@@ -191,9 +199,11 @@ for puzzle in "${puzzles[@]}"; do
                     ;;
             esac
         done < <(sed -n "s/^verdict $answer //p" "$puzzle/check.txt")
-        [ "$(share "$shown" | cut -d. -f1)" -ge 50 ] || why="$why; only $(share "$shown")% of the runs"
+        [ "$(share "$shown" | cut -d. -f1)" -ge 50 ] ||
+            why="$why; only $(share "$shown")% of the runs"
+        rule=$(sed -n "s/^verdict $answer //p" "$puzzle/check.txt" | head -n 1)
         [ -z "$why" ]
-        report $? "$name: $answer: $(sed -n "s/^verdict $answer //p" "$puzzle/check.txt" | head -n 1)${why:+, but${why#;}}"
+        report $? "$name: $answer: $rule${why:+, but${why#;}}"
     done
 done
 

@@ -148,12 +148,15 @@ for folder in "$fp32" "$bf16"; do
         run "test_parallel $precision" 1200 "$folder/$parallel" "$folder"
     also=$folder/train_llama run "test_llama $precision" 600 "$folder/$llama" "$folder"
 done
-script() { also=$(needs "$1") run "$1" 600 "$1" "$fp32"; }
+script() { also=$(needs "$1") run "$1" "${2:-600}" "$1" "$fp32"; }
+# It builds a program for each trainer, with all answers to its puzzles.
+long=dev/test/run_puzzles.sh
+script $long 1200
 # The first measures how long a page draws, so it runs at the end, beside scripts that mostly have
 # one thread.
 last=(dev/test/run_explorer.sh dev/test/run_ptx.sh dev/test/run_asm.sh)
 for name in dev/test/run_*.sh; do
-    [[ " dev/test/run_tests.sh ${last[*]} " == *" $name "* ]] || script "$name"
+    [[ " dev/test/run_tests.sh $long ${last[*]} " == *" $name "* ]] || script "$name"
 done
 if [ "$device" = cpu ]; then
     # Libraries keep memory to the end (oneDNN its kernels), so leaks are looked for in the plain C
