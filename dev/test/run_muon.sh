@@ -15,7 +15,8 @@ for group in layouts checkpoints costs; do
 done
 
 build/tools/byte_corpus "$dir/train.bin" "$dir/val.bin" README.md doc/*/*.md >/dev/null || exit 1
-flags="--train-data $dir/train.bin --layers 2 --heads 2 --channels 32 --seq 32 --global-batch 8 --micro-batch 2"
+model='--layers 2 --heads 2 --channels 32 --seq 32 --global-batch 8 --micro-batch 2'
+flags="--train-data $dir/train.bin $model"
 
 # samples DISTRIBUTE: the text and the validation that a run on 4 ranks prints.
 samples() {
@@ -38,18 +39,18 @@ simulated() {
 }
 whole=$(simulated whole) gathered=$(simulated gathered)
 awk -v a="$whole" -v b="$gathered" 'BEGIN { exit !(a > 0 && a < b) }'
-report $? "--simulate: 8 GPUs, $whole ms a step with whole matrices, $gathered with gathered updates"
+report $? "--simulate: 8 GPUs, $whole ms a step with whole matrices, $gathered gathered"
 # The ranks' own matrices cost unlike launches; a simulation is that of rank 0.
 trained() {
     # shellcheck disable=SC2086
     $launch -n 4 "$build/train_muon" $flags --steps 2 --distribute "$1" --log "$dir/clock-$1" \
         --virtual-time dev/clusters/dgx-a100.json >"$dir/out" 2>"$dir/err" &&
-        "$build/train_muon" --layers 2 --heads 2 --channels 32 --seq 32 --global-batch 8 \
-            --micro-batch 2 --simulate dev/clusters/dgx-a100.json --ranks 4 --distribute "$1" \
-            --log "$dir/simulated-$1" >"$dir/out" 2>"$dir/err" &&
+        "$build/train_muon" $model --simulate dev/clusters/dgx-a100.json --ranks 4 \
+            --distribute "$1" --log "$dir/simulated-$1" >"$dir/out" 2>"$dir/err" &&
         paste <(sed 's/.*"ms":\([0-9.]*\).*/\1/' "$dir/clock-$1") \
             <(sed 's/.*"ms":\([0-9.]*\).*/\1/' "$dir/simulated-$1") |
-        awk '!($1 > 0 && $2 > 0.998 * $1 && $2 < 1.002 * $1) { bad = 1 } END { exit bad || NR != 2 }'
+        awk '!($1 > 0 && $2 > 0.998 * $1 && $2 < 1.002 * $1) { bad = 1 }
+            END { exit bad || NR != 2 }'
 }
 for distribute in whole gathered; do
     trained $distribute

@@ -49,8 +49,8 @@ static void group_reference(Context *x) {
         }
         reference_orthogonalise(matrix, rows, cols, 5);
         for (size_t k = 0; k < rows * cols; k++) worst = fmax(worst, fabs(matrix[k] - want[k]));
-        check(&x->check, worst < 1e-14, "reference, %zu x %zu: singular values by the polynomial, %.1e",
-              rows, cols, worst);
+        check(&x->check, worst < 1e-14,
+              "reference, %zu x %zu: singular values by the polynomial, %.1e", rows, cols, worst);
         free(matrix), free(want);
     }
 }
@@ -89,8 +89,8 @@ static void group_dealt(Context *x) {
             least = fmin(least, loads[r]);
         }
         check(&x->check, ok && most - least <= dearest && all == 60.0 * 12 * pow(768, 3),
-              "GPT-2 124M over %zu ranks: 60 L C^3 FLOPs a step, the busiest has %.3f of the mean", d,
-              most / (all / (double)d));
+              "GPT-2 124M over %zu ranks: 60 L C^3 FLOPs a step, the busiest has %.3f of the mean",
+              d, most / (all / (double)d));
         free(blocks);
         table_free(&table);
     }
@@ -156,8 +156,8 @@ static void group_golden(Context *x) {
     double of_last = golden_error(table, ref.grads, last);
     double of_weights = golden_error(table, e.weights, weights);
     check(&x->check, fmax(fmax(fmax(losses, norms), fmax(of_first, of_last)), of_weights) < 1e-9,
-          "PyTorch and the reference: losses %.1e, norms %.1e, gradients of step 1 %.1e and 6 %.1e, "
-          "weights %.1e",
+          "PyTorch and the reference: losses %.1e, norms %.1e, gradients of step 1 %.1e and 6 "
+          "%.1e, weights %.1e",
           losses, norms, of_first, of_last, of_weights);
     expected_free(&e);
     reference_free(&ref);
@@ -190,7 +190,8 @@ static void group_golden(Context *x) {
         losses = list_error(json, "losses", log.loss, h.steps);
         norms = list_error(json, "grad_norms", log.norm, h.steps);
         check(&x->check,
-              ok && fmax(losses, norms) < 1e-5 && fmax(of_first, of_last) < 1e-5 && of_weights < 1e-5,
+              ok && fmax(losses, norms) < 1e-5 && fmax(of_first, of_last) < 1e-5 &&
+                  of_weights < 1e-5,
               "PyTorch and d %d %s: losses %.1e, norms %.1e, gradients of step 1 %.1e and 6 %.1e, "
               "weights %.1e",
               rows[i].d, rows[i].flags, losses, norms, of_first, of_last, of_weights);

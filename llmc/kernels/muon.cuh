@@ -10,8 +10,8 @@
 // Each step of Newton-Schulz moves all singular values of X towards 1, so X ends near the
 // orthogonal matrix that is nearest to U. A tall matrix takes A = X' X and multiplies from
 // the right, which is the same polynomial of fewer products. Products are of floatX: fp32 or
-// bf16. The factor of the update is that of Liu et al. 2025: with it AdamW's learning rate
-// and decay suit.
+// bf16. Liu et al. 2025 found the factor of the update: with it AdamW's learning rate and
+// decay suit.
 //
 // defines: MuonScratch, muon_momentum, muon_normalise, muon_combine, muon_orthogonalise,
 //          muon_update
@@ -24,8 +24,8 @@
 #include "llmc/kernels/packs.cuh"
 #include "llmc/model_muon.h"
 
-// Buffers for one matrix at a time. rows x cols are those of the largest, with m the
-// smaller of the two.
+// Buffers for one matrix at a time: rows x cols of the largest, and m, the smaller of the
+// two.
 typedef struct {
     floatX *x;         // (rows, cols)  the matrix that becomes orthogonal
     floatX *product;   // (rows, cols)

@@ -1,4 +1,4 @@
-// momenta.cuh: an optimizer's buffers of which matrices have one momentum, all else two moments.
+// momenta.cuh: the optimizer's buffers, where matrices have one momentum and all else two moments.
 // lesson: muon
 //
 // defines: momenta_place, momenta_number
@@ -8,8 +8,8 @@
 #include "llmc/model_muon.h"
 #include "llmc/trainer/state.cuh"
 
-// Moves the owned pieces of matrices behind all others in the optimizer's buffers: those of
-// second moments end before them. Comes after the last state_own.
+// Moves the owned pieces of matrices behind all others in the optimizer's buffers. The buffer
+// of second moments ends before them. Comes after the last state_own.
 static inline void momenta_place(State *state) {
     size_t at = 0;
     for (int matrices = 0; matrices < 2; matrices++) {
