@@ -24,7 +24,7 @@ let COLORS = THEMES[Number(darkTheme.matches)];
 
 // First values of the fields. The address names only what differs.
 const DEFAULTS = {
-    schedules: {kind: "1f1b", p: "4", m: "8", v: "1", limit: "", F: "1", B: "1", W: "1", transfer: "0", layers: "",
+    schedules: {kind: "1f1b", p: "4", m: "8", v: "1", limit: "", F: "1", B: "1", W: "1", transfer: "0", pair: "", layers: "",
                 buffers: "2", one: "0", follow: "", list: "F0 F1 B0 W0 B1 W1\nF0 B0 F1 B1 W0 W1"},
     layout: {model: "ptdp-7.5b", layers: "36", heads: "32", channels: "4096", vocab: "51200", seq: "2048", tensor: "4",
              data: "8", pipeline: "2", virtual: "1", micro: "2", global: "128", schedule: "", recompute: "layer",
