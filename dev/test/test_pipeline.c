@@ -1,7 +1,7 @@
 // test_pipeline.c: proves the schedules of llmc/pipeline.h, zero_bubble.h and v_schedules.h, those
-// of text files, and the rules by which a trainer executes them, for all legal p <= 16, m <= 64, v <= 8
-// (fewer with a sanitizer, and fewer m with a split backward), and shows that wrong lists and
-// wrong rules are noticed.
+// of text files, and the rules by which a trainer executes them, for all legal p <= 16, m <= 64,
+// v <= 8 (fewer with a sanitizer, and fewer m with a split backward), and shows that wrong lists
+// and wrong rules are noticed.
 #include <stdio.h>
 #include <time.h>
 
@@ -816,7 +816,8 @@ static void test_v(Schedule schedule) {
         PROPERTY[WORSE], PROPERTY[SLOWER], PROPERTY[RANDOM]};
     check(&c, w.cases > 100, "%s: %zu runs", name, w.cases);
     for (int i = 0; i < PROPERTIES; i++)
-        if (i != SLOWER) check(&c, w.bad[i] == 0, "%s: %s: %zu wrong", name, properties[i], w.bad[i]);
+        if (i != SLOWER)
+            check(&c, w.bad[i] == 0, "%s: %s: %zu wrong", name, properties[i], w.bad[i]);
     if (w.first[0]) printf("     first: %s\n", w.first);
 }
 
