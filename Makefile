@@ -447,6 +447,7 @@ bubbles:  ## bubbles of every schedule on the trainers' own clock, beside formul
 	    build/cpu-bf16/train_gpt_3d build/cpu-bf16/train_zero_bubble
 	@for table in formulas paper; do \
 	    build/tools/bubbles $$table build/cpu-bf16 dev/clusters/dgx-a100.json || exit 1; echo; done
+	@build/tools/bubbles v
 
 # ---- make explorer -------------------------------------------------------------------------------
 

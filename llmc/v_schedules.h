@@ -1,14 +1,14 @@
 // v_schedules.h: schedules whose two chunks a stage lie in a V: zb-v, v-half, dualpipe-v.
 // lesson: v
 // From Pipeline Parallelism with Controllable Memory (Qi et al. 2024) and DualPipe
-// (DeepSeek-V3, 2024), of which DualPipeV is one half.
+// (DeepSeek-V3, 2024), which DualPipeV cuts in half.
 //
 // defines: v_check, v_make, v_lists, v_link_count, v_link_ends
 //
 // Chunk 0 of stage s is global chunk s, chunk 1 is global chunk 2p - 1 - s. So a micro-batch
 // goes up through all chunks 0, turns at the last stage without a message, and comes down
-// through all chunks 1. Stage 0 has both ends of the model, and the first gradient comes
-// back to it first: a stage whose chunk 0 waits long has a chunk 1 that waits little, so all
+// through all chunks 1. Stage 0 has both ends of the model. Its chunk 0 keeps activations
+// longest and its chunk 1 shortest, and the last stage keeps both equally long. So all
 // stages hold about the same number of activations.
 //
 // T_F, T_B, T_W are the times of a chunk's steps, which are half of a stage's.
@@ -20,11 +20,10 @@
 // ---- blocks ----------------------------------------------------------------------------
 // A micro-batch is a block: 2 forwards and 2 backwards on each stage, at fixed times. A new
 // block begins every 6 steps, as 2 weight steps belong to it. A list has the order of these
-// times, not the times. Of how long a block holds a stage's activations follows how many
-// blocks a stage holds.
+// times, not the times. A block that holds a stage's activations longer needs more of them.
 
-// The four runs of a block through the stages, in their order: a list of the steps from one
-// stage to the next, and from one run to the next.
+// The four runs of a block through the stages, in their order. step: from one stage to the
+// next. gap: from the end of the run before.
 enum { V_RUNS = 4, V_PERIOD = 6 };
 typedef struct {
     int step[V_RUNS], gap[V_RUNS];
@@ -40,9 +39,9 @@ static inline int v_limit(Schedule schedule, int p) {
 
 // Returns the block of zb-v or v-half. Steps of 1, 5, 1, 5 hold a stage's activations for
 // 12 (p - 1) and a few steps, which makes 2p pairs; steps of 1, 2, 1, 2 half as long. The
-// gaps are the best of a search over all up to 6: at equal times the bubble is (p - 1) T_F
-// for zb-v, and for v-half (3p - 5) T_F for even p, (3p - 4) T_F for odd p > 1. A stage's
-// work is 2m (T_F + T_B + T_W).
+// gaps are the best of a search over 1 to 6, for p = 3, 4, 5 and 7. At equal times zb-v
+// idles (p - 1) T_F, and v-half (3p - 5) T_F for even p, (3p - 4) T_F for odd p > 1. A
+// stage's work is 2m (T_F + T_B + T_W).
 static inline VBlock v_block(Schedule schedule, int p) {
     static const VBlock zero = {{1, 5, 1, 5}, {0, 1, 1, 1}};
     static const VBlock even = {{1, 2, 1, 2}, {0, 4, 1, 5}}, odd = {{1, 2, 1, 2}, {0, 1, 1, 2}};
@@ -87,8 +86,8 @@ typedef struct {
     double clock;
 } VStage;
 
-// Sets *weight if the stage's next step is a weight step, and returns when the step begins;
-// INFINITY if that is not known, or the stage has finished.
+// Returns when the stage's next step begins; INFINITY if that is not known, or the stage has
+// finished. *weight: the step is a weight step.
 static inline double v_next(const VStage *s, size_t count, int limit, double longest,
                             bool *weight) {
     bool has = s->put < s->waiting;
@@ -197,10 +196,10 @@ static inline void v_whole(VWriter *w, int chunk) {
     v_weight(w);
 }
 
-// Writes the list of a stage: from the fill with forwards to a middle of pairs, each a
-// forward of one chunk and a whole backward of the other, and to the end with split
-// backwards. DeepSeek's pairs overlap: the messages of the experts of one step travel while
-// the other computes. Here the two steps of a pair follow each other. Needs m >= 2p.
+// Writes the list of a stage. It begins with forwards and ends with split backwards. Its
+// middle is pairs: a forward of one chunk and a whole backward of the other. DeepSeek's
+// pairs overlap: the messages of the experts of one step travel while the other computes.
+// Here the two steps of a pair follow each other. Needs m >= 2p.
 static inline size_t v_dualpipe(int p, int stage, int m, PipelineStep *out) {
     VWriter w = {out, 0, {{0, 0}, {0, 0}}, NULL, 0, 0};
     w.put_off = (PipelineStep *)host_alloc(2 * (size_t)m, sizeof *w.put_off);

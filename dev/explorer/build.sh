@@ -45,7 +45,7 @@ compile -x c++ -std=c++17 -O2 -fno-exceptions -fno-rtti -fno-threadsafe-statics 
     -o "$dir/plan.o" dev/explorer/plan.cu
 exports=()
 for name in stderr_text schedule_text command_text schedule_run schedule_result schedule_list \
-    ring_run context_run \
+    compare_run ring_run context_run \
             layout_{run,rank,place,buffers}_{fp32,bf16} \
                 plan_{text,cluster,time,beside,search,rows,flags}; do
     exports+=("--export=$name")

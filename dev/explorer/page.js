@@ -35,7 +35,7 @@ let COLORS = THEMES[Number(darkTheme.matches)];
 const DEFAULTS = {
     schedules: {
         kind: "1f1b", p: "4", m: "8", v: "1", limit: "", F: "1", B: "1", W: "1", transfer: "0",
-        layers: "", buffers: "2", one: "0", follow: "",
+        pair: "", layers: "", buffers: "2", one: "0", follow: "",
         list: "F0 F1 B0 W0 B1 W1\nF0 B0 F1 B1 W0 W1",
     },
     layout: {

@@ -43,6 +43,7 @@ function question(values) {
     if (q.cost[0] + q.cost[1] + q.cost[2] === 0)
         throw new Refusal("F", "one of F, B and W must take some time");
     q.transfer = number(values, "transfer", "the transfer", 0, 1e6);
+    q.pair = values.pair === "" ? 0 : number(values, "pair", "F&B overlapped", 1e-6, 1e6);
     q.layers = values.layers === "" ? 0 : number(values, "layers", "layers", 1, 1e5, true);
     q.limit = values.limit === "" || kind !== 4
         ? 0 : number(values, "limit", "in flight, at most", 1, 1e6, true);
@@ -185,6 +186,7 @@ function showSchedule() {
     }));
     showPin();
     drawSchedule();
+    compareSchedules(r);
     $("numbers").textContent = JSON.stringify({
         p: r.p, m: r.m, v: r.v, split: r.split, makespan: r.makespan, busy: r.busy,
         bubble: r.bubble, formula: r.formula, proved: r.proved, needs: r.needs, hangs: r.hangs,

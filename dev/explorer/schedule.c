@@ -6,11 +6,12 @@
 #include "llmc/host/error.h"
 static char *file_read(const char *path, size_t most, size_t *bytes, Error *err);
 
+#include "dev/plot/pipeline_pairs.h"
 #include "dev/plot/pipeline_streams.h"
 #include "llmc/mpi/types.h"
 #include "llmc/zero_bubble.h"
 
-enum { TEXT_BYTES = 1 << 20, MOST_STEPS = 1 << 21, BY_HAND = SCHEDULE_COUNT };
+enum { TEXT_BYTES = 1 << 20, MOST_STEPS = 1 << 21, BY_HAND = SCHEDULE_ZB_V };
 char schedule_text[TEXT_BYTES],
     command_text[TEXT_BYTES];  // from the page: a list by hand, a command line
 
@@ -309,6 +310,60 @@ void schedule_list(int stage) {
         at += (size_t)snprintf(schedule_text + at, 32, run.lists.v > 1 ? "%s%c%d.%d" : "%s%c%d",
                                i ? " " : "", "FBW"[step.kind], step.micro, step.chunk);
     }
+}
+
+// ---- all schedules beside each other ---------------------------------------------------
+
+// Of one schedule: its step's time, work of all stages, messages, chunks a stage; then the most
+// activations that each stage holds, in micro-batches.
+enum { COMPARED = 4 };
+
+static void compare(Schedule schedule, int p, int m, const PipelineTimes *stage, double pair,
+                    double *out) {
+    bool folded = schedule >= SCHEDULE_ZB_V;
+    int v = folded || schedule == SCHEDULE_INTERLEAVED ? 2 : 1;
+    PipelineTimes chunk = *stage;
+    PipelineRun walked = {NULL, __builtin_nan(""), 0, 0};
+    Error err;
+    out[0] = walked.end;
+    for (int kind = 0; kind < 3; kind++) chunk.step[kind] /= v;
+    if (schedule == SCHEDULE_ZB_AUTO && !(stage->step[STEP_FORWARD] > 0)) return;
+    bool exists = folded ? v_check(schedule, p, m, v, &err)
+                         : pipeline_check(schedule, p, m, v, &err);
+    if (!exists) return;
+    PipelineLists l = folded ? v_make(schedule, p, m, &chunk)
+                             : zero_bubble_make(schedule, p, m, v, stage, 2 * (size_t)p);
+    if (!pipeline_prove(&l, PIPELINE_BUFFERS, &err)) return;
+    if (schedule == SCHEDULE_DUALPIPE_V && pair > 0) pairs_walk(&l, &chunk, pair / v, &walked);
+    else pipeline_walk(&l, PIPELINE_BUFFERS, &chunk, &walked, &err);
+    out[0] = walked.end;
+    out[1] = walked.busy;
+    out[3] = v;
+    for (int s = 0; s < p; s++) {
+        out[COMPARED + s] = (double)pipeline_slots(&l, s, NULL) / v;
+        for (size_t i = 0; i < l.counts[s]; i++) {
+            int from, to;
+            pipeline_neighbours(&l, s, l.steps[s][i], &from, &to);
+            out[2] += from != PIPELINE_NONE;
+        }
+    }
+    pipeline_lists_free(&l);
+}
+
+// Returns [SCHEDULE_COUNT][COMPARED + p] for times of a whole stage, which the chunks of a stage
+// share. pair: of an overlapped forward and backward, under dualpipe-v; 0: they do not overlap. A
+// schedule that does not exist for these sizes has the time NAN.
+const double *compare_run(int p, int m, double forward, double backward, double weight,
+                          double transfer, double pair) {
+    const PipelineTimes stage = {{forward, backward, weight}, transfer, NULL};
+    static size_t start;
+    if (!start) start = heap_mark();
+    heap_reset(start);
+    size_t row = COMPARED + (size_t)p;
+    double *rows = host_alloc(SCHEDULE_COUNT * row, sizeof *rows);
+    for (int s = 0; s < SCHEDULE_COUNT; s++)
+        compare((Schedule)s, p, m, &stage, pair, rows + s * row);
+    return rows;
 }
 
 // ---- rings -----------------------------------------------------------------------------

@@ -104,6 +104,16 @@ async function list(q, module) {
     return lines.join("\n");
 }
 
+// Of each schedule its time, work, messages, chunks and the activations of each stage.
+async function compare(q, module) {
+    const c = kept.compare = kept.compare || await program(module), row = 4 + q.p;
+    const at = c.call("compare_run", q.p, q.m, ...q.cost, q.transfer, q.pair), x = c.doubles(at, 8 * row);
+    return Array.from({length: 8}, (_, i) => {
+        const [end, busy, messages, chunks] = x.subarray(row * i, row * i + 4);
+        return {end, busy, messages, chunks, held: [...x.subarray(row * i + 4, row * i + row)]};
+    });
+}
+
 async function ring(q, module) {
     const c = await program(module), at = c.call("ring_run", q.op, q.n, q.count, q.width);
     const [rounds, sent, counted] = c.doubles(at, 3);
@@ -237,7 +247,7 @@ async function search(q, module) {
 
 // ---- questions ----------------------------------------------------------------------------------
 
-const JOBS = {schedule, list, ring, context, layout, rank, buffers, time, beside, search};
+const JOBS = {schedule, list, compare, ring, context, layout, rank, buffers, time, beside, search};
 onmessage = async ({data: {id, job, module, values}}) => {
     asking = id;
     try {

@@ -3,6 +3,7 @@
 // et al., ICLR 2024) publishes. Tables in Markdown.
 //
 //   bubbles formulas|paper BUILD CLUSTER.json [ROWS]
+//   bubbles v            lists with chunks in a V, on the paper's times; no trainer runs
 //
 // BUILD is a folder with train_gpt_3d and train_zero_bubble: they simulate a step of each row and
 // write a trace. dev/plot/step_profile.h finds in it when each stage worked. ROWS: only those
@@ -239,9 +240,62 @@ static bool print_paper(const Bench *b, Error *err) {
     return true;
 }
 
+// ---- chunks in a V ---------------------------------------------------------------------
+
+// Prints the idle share of all stages until the last one ends, and the most micro-batches that a
+// stage holds, on the paper's times. A chunk has half of a stage's.
+static bool v_cell(const Model *x, const Published *row, Schedule schedule, Error *err) {
+    bool folded = schedule >= SCHEDULE_ZB_V;
+    int v = folded ? 2 : 1;
+    PipelineTimes times = {{row->ms[0] / v, row->ms[1] / v, row->ms[2] / v}, row->ms[3], NULL};
+    PipelineLists l = folded ? v_make(schedule, x->p, row->m, &times)
+                             : zero_bubble_make(schedule, x->p, row->m, v, &times,
+                                                2 * (size_t)x->p);
+    PipelineRun run;
+    bool ok = list_run(&run, &l, PIPELINE_BUFFERS, &times, err);
+    size_t most = 0;
+    for (int s = 0; ok && s < x->p; s++) {
+        size_t held = pipeline_slots(&l, s, NULL);
+        if (held > most) most = held;
+    }
+    if (ok)
+        printf(" %.1f (%g) |", share(list_run_bubble(&run, x->p)), (double)most / v);
+    list_run_free(&run, &l);
+    pipeline_lists_free(&l);
+    return ok;
+}
+
+static bool print_v(Error *err) {
+    static const Schedule schedules[] = {SCHEDULE_1F1B, SCHEDULE_ZB_H1,  SCHEDULE_ZB_AUTO,
+                                         SCHEDULE_ZB_V, SCHEDULE_V_HALF, SCHEDULE_DUALPIPE_V};
+    enum { COUNT = sizeof schedules / sizeof *schedules };
+    printf("| model | p | m | F : B : W |");
+    for (int i = 0; i < COUNT; i++) printf(" %s |", pipeline_schedule_name(schedules[i]));
+    printf("\n|---|---|---|---|");
+    for (int i = 0; i < COUNT; i++) printf("---|");
+    putchar('\n');
+    for (size_t i = 0; i < sizeof paper / sizeof *paper; i++)
+        for (int k = 0; k < 3; k++) {
+            const Published *row = &paper[i].row[k];
+            printf("| %s | %d | %d | 1 : %.2f : %.2f |", paper[i].model.name, paper[i].model.p,
+                   row->m, row->ms[1] / row->ms[0], row->ms[2] / row->ms[0]);
+            for (int j = 0; j < COUNT; j++)
+                if (!v_cell(&paper[i].model, row, schedules[j], err)) return false;
+            putchar('\n');
+        }
+    return true;
+}
+
 int main(int argc, char **argv) {
-    static const char usage[] = "usage: bubbles formulas|paper BUILD CLUSTER.json [ROWS]\n";
+    static const char usage[] =
+        "usage: bubbles formulas|paper BUILD CLUSTER.json [ROWS]\n"
+        "       bubbles v\n";
     tool_begin(argc, argv, usage);
+    if (argc == 2 && strcmp(argv[1], "v") == 0) {
+        Error err;
+        if (print_v(&err)) return 0;
+        return fprintf(stderr, "bubbles: %s\n", err.text), 1;
+    }
     bool formulas = argc > 1 && strcmp(argv[1], "formulas") == 0,
          published = argc > 1 && strcmp(argv[1], "paper") == 0;
     if ((!formulas && !published) || argc < 4 || argc > 5)

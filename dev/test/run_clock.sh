@@ -6,7 +6,7 @@
 # needs: fp32/dev/test/test_clock fp32/train_gpt fp32/train_gpt_tp fp32/train_gpt_pp
 # needs: fp32/train_gpt_3d
 # needs: fp32/train_context fp32/train_data fp32/train_fsdp fp32/train_zero_bubble fp32/train_moe
-# needs: fp32/train_llama bf16/train_gpt_3d bf16/train_fsdp bf16/train_zero_bubble
+# needs: fp32/train_v fp32/train_llama bf16/train_gpt_3d bf16/train_fsdp bf16/train_zero_bubble
 # needs: bf16/train_context bf16-profile/train_gpt tools/byte_corpus tools/scale tools/bubbles
 # needs: tools/profile
 . "$(dirname "$0")/report.sh"
@@ -86,6 +86,7 @@ same_as_all_ranks 4 train_context --context 4
 same_as_all_ranks 4 train_context --context 2 --context-by ring --recompute rest
 same_as_all_ranks 4 train_context --context 4 --context-by ring --context-layout contiguous
 same_as_all_ranks 4 train_zero_bubble --tensor 2 --pipeline 2 --schedule zb-h1
+same_as_all_ranks 4 train_v --tensor 2 --pipeline 2 --schedule v-half
 same_as_all_ranks 3 train_gpt_pp --pipeline 3 --layers 5 --schedule gpipe
 same_as_all_ranks 8 train_gpt_3d $layout
 same_as_all_ranks 8 train_gpt_3d --tensor 2 --data 4

@@ -1,10 +1,11 @@
 // test_pipeline.c: proves the schedules of llmc/pipeline.h, zero_bubble.h and v_schedules.h, those
-// of text files, and the rules by which a trainer executes them, for all legal p <= 16, m <= 64, v <= 8
-// (fewer with a sanitizer, and fewer m with a split backward), and shows that wrong lists and
-// wrong rules are noticed.
+// of text files, and the rules by which a trainer executes them, for all legal p <= 16, m <= 64,
+// v <= 8 (fewer with a sanitizer, and fewer m with a split backward), and shows that wrong lists
+// and wrong rules are noticed.
 #include <stdio.h>
 #include <time.h>
 
+#include "dev/plot/pipeline_pairs.h"
 #include "dev/plot/pipeline_run.h"
 #include "dev/plot/pipeline_streams.h"
 #include "dev/test/check.h"
@@ -815,8 +816,27 @@ static void test_v(Schedule schedule) {
         PROPERTY[WORSE], PROPERTY[SLOWER], PROPERTY[RANDOM]};
     check(&c, w.cases > 100, "%s: %zu runs", name, w.cases);
     for (int i = 0; i < PROPERTIES; i++)
-        if (i != SLOWER) check(&c, w.bad[i] == 0, "%s: %s: %zu wrong", name, properties[i], w.bad[i]);
+        if (i != SLOWER)
+            check(&c, w.bad[i] == 0, "%s: %s: %zu wrong", name, properties[i], w.bad[i]);
     if (w.first[0]) printf("     first: %s\n", w.first);
+}
+
+// DeepSeek's formula for p stages of two chunks: (p - 1)(F&B + B - 3W), where B has both halves. A
+// pair that takes as long as its steps one after the other shortens nothing.
+static void test_pairs(void) {
+    bool formula = true, shorter = true;
+    for (int p = 2; p <= 8; p++) {
+        Lists l = v_make(SCHEDULE_DUALPIPE_V, p, 3 * p, &EQUAL);
+        PipelineRun whole, overlapped;
+        pairs_walk(&l, &EQUAL, 3, &whole);
+        pairs_walk(&l, &EQUAL, 2, &overlapped);
+        formula = formula && fabs(whole.end - whole.busy / p - 2 * (p - 1)) < 1e-9 &&
+                  whole.busy == 18.0 * p * p;
+        shorter = shorter && overlapped.end < whole.end - p;
+        pipeline_lists_free(&l);
+    }
+    check(&c, formula, "dualpipe-v by pairs: idle time is (p-1)(F&B + B - 3W)");
+    check(&c, shorter, "dualpipe-v by pairs: pairs that overlap make a shorter step");
 }
 
 // ---- lists from text -------------------------------------------------------------------
@@ -963,6 +983,7 @@ int main(void) {
     test_v_refused();
     test_v_lists();
     test_v_figure();
+    test_pairs();
     for (int schedule = SCHEDULE_ZB_V; schedule < SCHEDULE_COUNT; schedule++)
         test_v((Schedule)schedule);
     return check_summary(&c);
