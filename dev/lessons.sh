@@ -14,7 +14,9 @@ if [ -t 1 ] && command -v less >/dev/null; then
     exit "$rc"
 fi
 paint=
-[ -z "${LESSONS_COLOR:-}" ] && [ ! -t 1 ] || paint=$(printf '; s/^-.*/\033[31m&\033[m/; s/^+.*/\033[32m&\033[m/')
+if [ -n "${LESSONS_COLOR:-}" ] || [ -t 1 ]; then
+    paint=$(printf '; s/^-.*/\033[31m&\033[m/; s/^+.*/\033[32m&\033[m/')
+fi
 
 # Cuts a trainer into a folder: a file for each function, struct or other part, named by its place
 # and its name.

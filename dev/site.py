@@ -321,7 +321,8 @@ class Site:
         head, body = text.split("<body>", 1)
         url = os.environ.get("SITE_URL", "").rstrip("/")
         picture = f"{url}/doc/pictures/explorer.png" if url else "pictures/explorer.png"
-        head = head.replace("<style>", f'<meta property="og:image" content="{picture}">\n<style>', 1)
+        meta = f'<meta property="og:image" content="{picture}">\n'
+        head = head.replace("<style>", meta + "<style>", 1)
         static, scripts = body.split("<script", 1)
         self.write(
             "doc/explorer.html",

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Makes dev/test/golden/muon.json: six steps of Muon and AdamW on the model in dev/test/golden, by PyTorch in float64.
+"""Makes dev/test/golden/muon.json: six steps of Muon and AdamW by PyTorch in float64.
 
     golden_muon.py > dev/test/golden/muon.json
 
-GPT-2 is written here from its paper, Muon from its own (Jordan et al. 2024; the factor of the update from Liu et al.
-2025). Gradients and AdamW are PyTorch's. Of every tensor the file has two numbers: its L2 norm, and its product with
-numbers of a small generator that dev/test/test_muon.c has too. Needs the package torch from PyPI; a machine without a
+The model is that of dev/test/golden. GPT-2 is written here from its paper, Muon from its own
+(Jordan et al. 2024; the factor of the update from Liu et al. 2025). Gradients and AdamW are
+PyTorch's. Of every tensor the file has two numbers: its L2 norm, and its product with numbers of a small
+generator that dev/test/test_muon.c has too. Needs the package torch from PyPI; a machine without a
 GPU will do.
 """
 
@@ -101,7 +102,7 @@ def muon(weight, momentum, gradient):
 
 
 def numbers(tensors):
-    """Of every tensor its norm and its product with the generator's numbers, which start again for each."""
+    """Of every tensor its norm and its product with the generator's numbers from the start."""
     out = {}
     for name, x in tensors.items():
         state, noise = 7, []

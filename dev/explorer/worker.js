@@ -107,7 +107,8 @@ async function list(q, module) {
 // Of each schedule its time, work, messages, chunks and the activations of each stage.
 async function compare(q, module) {
     const c = kept.compare = kept.compare || await program(module), row = 4 + q.p;
-    const at = c.call("compare_run", q.p, q.m, ...q.cost, q.transfer, q.pair), x = c.doubles(at, 8 * row);
+    const at = c.call("compare_run", q.p, q.m, ...q.cost, q.transfer, q.pair);
+    const x = c.doubles(at, 8 * row);
     return Array.from({length: 8}, (_, i) => {
         const [end, busy, messages, chunks] = x.subarray(row * i, row * i + 4);
         return {end, busy, messages, chunks, held: [...x.subarray(row * i + 4, row * i + row)]};

@@ -149,7 +149,8 @@ static inline void machine_compute(Machine *mc, int stage, const StreamOp *op) {
     PipelineStep step = op->step;
     int from, to;
     pipeline_neighbours(mc->lists, stage, step, &from, &to);
-    int chunk = pipeline_chunk(mc->lists, stage, step.chunk), *slot = &mc->slot_name[stage * mc->slots + op->slot];
+    int chunk = pipeline_chunk(mc->lists, stage, step.chunk);
+    int *slot = &mc->slot_name[stage * mc->slots + op->slot];
     int own = machine_name(mc, STEP_FORWARD, step.micro, chunk);
     if (from != PIPELINE_NONE &&
         mc->receive_name[stage * ends + op->in] != machine_name(mc, step.kind, step.micro, chunk))

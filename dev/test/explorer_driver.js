@@ -125,16 +125,21 @@ const frame = document.createElement("iframe");
         await settled(() => $("compared").dataset.rows);
         return JSON.parse($("compared").dataset.rows || "[]");
     };
-    const rows = await compared("#schedules?p=4&m=16"), one = rows[1], zbv = rows[5], half = rows[6];
-    found("compare-1f1b", one.end === 57 && one.peak === 4 && one.messages === 96, JSON.stringify(one));
-    found("compare-zb-v", zbv.end === 49.5 && zbv.peak === 4 && zbv.messages === 192, JSON.stringify(zbv));
+    const rows = await compared("#schedules?p=4&m=16");
+    const one = rows[1], zbv = rows[5], half = rows[6];
+    found("compare-1f1b", one.end === 57 && one.peak === 4 && one.messages === 96,
+          JSON.stringify(one));
+    found("compare-zb-v", zbv.end === 49.5 && zbv.peak === 4 && zbv.messages === 192,
+          JSON.stringify(zbv));
     found("compare-v-half", half.end === 51.5 && half.peak === 3, JSON.stringify(half));
-    found("compare-winner", /^ZB-V .* has the shortest step/.test($("winner").textContent), $("winner").textContent);
+    const winner = () => $("winner").textContent;
+    found("compare-winner", /^ZB-V .* has the shortest step/.test(winner()), winner());
     const pairs = await compared("#schedules?p=4&m=16&pair=2.4");
-    found("compare-pairs", pairs[7].end < 49.5 && /^DualPipeV .*2\.4 instead of 3/.test($("winner").textContent) &&
-          location.hash === "#schedules?m=16&pair=2.4", $("winner").textContent, location.hash);
+    found("compare-pairs", pairs[7].end < 49.5 && /^DualPipeV .*2\.4 instead of 3/.test(winner()) &&
+          location.hash === "#schedules?m=16&pair=2.4", winner(), location.hash);
     const missing = await compared("#schedules?p=8&m=10");
-    found("compare-missing", missing[2].end === null && missing[7].end === null && missing[5].end > 0);
+    found("compare-missing",
+          missing[2].end === null && missing[7].end === null && missing[5].end > 0);
     let quickest = Infinity;
     for (let i = 0; i < 5; i++) {
         await compared("#schedules?p=16&m=64&B=1.28&W=0.9&transfer=0.1&buffers=" + (2 + i));
@@ -146,7 +151,8 @@ const frame = document.createElement("iframe");
     slider.value = "2.5";
     slider.dispatchEvent(new Event("input", {bubbles: true}));
     await settled(() => state.schedules.B === "2.5");
-    found("compare-slider", state.schedules.B === "2.5" && location.hash === "#schedules?B=2.5", location.hash);
+    found("compare-slider",
+          state.schedules.B === "2.5" && location.hash === "#schedules?B=2.5", location.hash);
     await at("#schedules?one=1");
     found("hangs-is-no-bubble", /unknown: the schedule hangs/.test($("facts").textContent));
     await put("p", "0");

@@ -18,6 +18,7 @@ shown="$dir/out"
 # The 64 processes of virtual_time.md are 4: they would take the tests' cores.
 smaller='s/--ranks 3072/--ranks 192/; s/--layers 128/--layers 8/; s/--pipeline 64/--pipeline 4/'
 smaller+='; s/batch 3072/batch 48/'
+three="s/zb-h1.txt/& --steps 1 --layers 3 --seq 32/"
 cat >"$dir/table" <<END
 README.md | make train # | dev/test/run_train.sh
 README.md | make train LAYOUT | dev/test/run_train.sh
@@ -51,19 +52,20 @@ doc/lab/two_rules.md | make test ONLY=test_grid | not: it is a part of make test
 doc/lab/unlike_nodes.md | make plan | runs
 doc/lab/virtual_time.md | build/cpu-bf16/train_gpt_3d | runs s/dgx-a100.json/& --steps 2/; $smaller
 doc/lab/zero_bubble.md | make schedule | runs
-doc/lab/zero_bubble.md | mpirun --oversubscribe -n 3 | runs s/zb-h1.txt/& --steps 1 --layers 3 --seq 32/
+doc/lab/zero_bubble.md | mpirun --oversubscribe -n 3 | runs $three
 END
 
-# cut_blocks FOLDER PAGE...: writes a file for each block that is fenced, or indented behind an empty
-# line, and has a command in it; not for outputs, which stand behind `<!-- table`. Its first line is
-# `page|name`: the name behind `<!-- run`.
+# cut_blocks FOLDER PAGE...: writes a file for each block that is fenced, or indented behind an
+# empty line, and has a command in it; not for outputs, which stand behind `<!-- table`. Its first
+# line is `page|name`: the name behind `<!-- run`.
 cut_blocks() {
     local folder=$1
     shift
     mkdir "$folder"
     awk -v folder="$folder" '
         BEGIN {
-            COMMAND = "^ *((make|mpirun|python3|hf|export|git|sed|curl|sudo|apt-get|for|cd) |train_gpt.* [.][.][.]"
+            COMMAND = "^ *((make|mpirun|python3|hf|export|git|sed|curl|sudo|apt-get|for|cd) "
+            COMMAND = COMMAND "|train_gpt.* [.][.][.]"
             COMMAND = COMMAND "|build/[a-z]|dev/[a-z_/]*[.](sh|py)|[.]/|[A-Za-z_]+=)"
         }
         function flush() {

@@ -35,7 +35,8 @@ rates() {
         on && $2 ~ /B$/ && $6 == $7 && $12 == $13 && $15 == $16' dev/results/schedules.md | wc -l)
     [ "$rows" = 12 ] || echo "$rows rows of 12 have the paper's rates"
 }
-check "the lists have the bubble rates of Zero Bubble's Table 5, and rows of the trainers' clock are as written" "$(rates)"
+check "the lists have the rates of Zero Bubble's Table 5, and the clock's rows are as written" \
+    "$(rates)"
 
 drawings() {
     build/tools/figures "$dir" 2>&1
@@ -71,8 +72,10 @@ check "the main run's pictures are those of its step on the virtual clock (else:
 # Lines of the plan that lesson 4 prints and the dry run of the same command does not.
 plan() {
     local flags
-    flags=$(make --no-print-directory -n DEVICE=cpu run-train 2>/dev/null | sed -n 's/.*train_gpt_3d //p' | head -n 1 |
-        sed -E 's/ *\\$//; s/--prompt "[^"]*"//; s/--(train-data|val-data|out|log|trace|val-every) [^ ]*//g')
+    flags=$(make --no-print-directory -n DEVICE=cpu run-train 2>/dev/null |
+        sed -n 's/.*train_gpt_3d //p' | head -n 1 |
+        sed -E 's/ *\\$//; s/--prompt "[^"]*"//
+                s/--(train-data|val-data|out|log|trace|val-every) [^ ]*//g')
     # shellcheck disable=SC2086
     $launch -n 8 "$build/train_gpt_3d" $flags --dry-run >"$dir/plan" 2>&1 </dev/null
     awk '/^<!-- table main/ { on = 1 } /^<!-- end/ { on = 0 }
@@ -111,7 +114,8 @@ links() {
         grep -q "pictures/${page##*/})" "${pages[@]}" || echo "no page shows $page"
     done
 }
-check "links lead somewhere, README and the list of the laboratory lead to all pages, all pictures are shown" "$(links)"
+check "links lead somewhere, README and the laboratory lead to all pages, pictures are shown" \
+    "$(links)"
 
 # doc/course/diffs has a text about each hunk of a lesson's diff. A hunk without one, a text about
 # none, and a name that links to another line are found.
@@ -123,8 +127,10 @@ annotated() {
 annotated_wrongly() {
     local page=$dir/tree/doc/course/diffs/5-data.md line
     mkdir "$dir/tree"
-    cp -r --parents dev/diffs.py dev/lessons.sh dev/lessons train_gpt*.cu doc/course/diffs "$dir/tree"
-    sed -i '/^\*\*\[use_bucket/,/^$/d; s/cu#L[0-9]*)\*\* Backward starts/cu#L3)** Backward starts/' "$page"
+    cp -r --parents dev/diffs.py dev/lessons.sh dev/lessons train_gpt*.cu doc/course/diffs \
+        "$dir/tree"
+    sed -i '/^\*\*\[use_bucket/,/^$/d
+            s/cu#L[0-9]*)\*\* Backward starts/cu#L3)** Backward starts/' "$page"
     printf '\n**nothing_there** This function does not exist.\n\n' >>"$page"
     "$dir/tree/dev/diffs.py" check >"$dir/said" && echo 'nothing wrong is found'
     for line in 'no text about use_bucket' 'nothing_there is annotated twice or is no hunk' \
@@ -149,8 +155,9 @@ files() {
 check "files that the pages name are there" "$(files)"
 
 # Flags of mpirun, Slurm, Open MPI's configuration and of tools are not the trainers'.
-others='allow-run-as-root|quiet|oversubscribe|hostfile|map-by|mca|nodes|mpi|signal|requeue|kill-on-bad-exit|gpus-per-node'
-others="$others|gpus-per-task|gpu-bind|with-pmi|pretokenized|shards|stride|text|help|pack|logits|document-token|separator|shard-tokens|local-dir"
+others='allow-run-as-root|quiet|oversubscribe|hostfile|map-by|mca|nodes|mpi|signal|requeue'
+others="$others|kill-on-bad-exit|gpus-per-node|gpus-per-task|gpu-bind|with-pmi|pretokenized|shards"
+others="$others|stride|text|help|pack|logits|document-token|separator|shard-tokens|local-dir"
 flags() {
     local flag
     { "$build/train_gpt_3d" --help all; build/tools/scale; build/tools/schedule; \
@@ -176,7 +183,8 @@ debugger() {
         grep -q -- '-O0 -g .*-o build/cpu-fp32-gdb/train_gpt' ||
             echo 'make GDB=1 does not compile with -O0 -g'
     local fast
-    fast=$(make --no-print-directory -n -W train_gpt.cu DEVICE=cpu PRECISION=fp32 build/cpu-fp32/train_gpt 2>&1 |
+    fast=$(make --no-print-directory -n -W train_gpt.cu DEVICE=cpu PRECISION=fp32 \
+        build/cpu-fp32/train_gpt 2>&1 |
         grep -- '-o build/cpu-fp32/train_gpt')
     [[ $fast = *' -O3 '* && $fast != *' -O0 '* && $fast != *' -g '* ]] ||
         echo 'make does not compile with -O3 alone'
@@ -189,8 +197,10 @@ bugs() {
     while IFS='|' read -r _ name _ _ tests _; do
         name=$(xargs <<<"$name") rows=$((rows + 1))
         for file in $tests; do
-            awk -v name="$name" '{ at = index($0, name) } at && index(substr($0, 1, at), "\"") { found = 1 }
-                                 END { exit !found }' "$file" || echo "\"$name\" is not in $file"
+            awk -v name="$name" '
+                { at = index($0, name) }
+                at && index(substr($0, 1, at), "\"") { found = 1 }
+                END { exit !found }' "$file" || echo "\"$name\" is not in $file"
         done
     done < <(grep -E '\.(c|cu|sh) \|$' doc/lab/bugs.md)
     [ $rows = 31 ] || echo "$rows rows were read, not 31"
@@ -214,7 +224,8 @@ int main(void) {
         for (int m = 1; m <= M; m++) {
             PipelineLists l = pipeline_empty(p, m, 1);
             Error err;
-            for (int s = 0; s < p; s++) l.counts[s] = pipeline_steps(p, m, 1, pipeline_eager(p, s), l.steps[s]);
+            for (int s = 0; s < p; s++)
+                l.counts[s] = pipeline_steps(p, m, 1, pipeline_eager(p, s), l.steps[s]);
             if (!pipeline_prove(&l, PIPELINE_BUFFERS, &err)) return puts(err.text), 1;
         }
     }

@@ -216,9 +216,9 @@ site=$dir/site/doc
     };
     for (const hash of DEEP) {
         history.replaceState(null, "", hash);
-        const ok = await open(hash);
-        out.push(`deep ${ok && location.hash.split("?")[0] === hash.split("?")[0] ? "opens" : "fails"} ${hash} ` +
-                 $("refusal").textContent);
+        const panel = x => x.split("?")[0];
+        const opens = await open(hash) && panel(location.hash) === panel(hash);
+        out.push(`deep ${opens ? "opens" : "fails"} ${hash} ` + $("refusal").textContent);
     }
     for (let step = 1; step <= TOUR.length; step++) {
         await open("#tour?step=" + step);
@@ -226,8 +226,8 @@ site=$dir/site/doc
         stop();
         collect("tour-" + step);
     }
-    for (const hash of ["#schedules?follow=1", "#layout?stage=0", "#layout?stage=0&model=smollm2-135m",
-                        "#layout?stage=0&schedule=zb-h1"]) {
+    for (const hash of ["#schedules?follow=1", "#layout?stage=0",
+                        "#layout?stage=0&model=smollm2-135m", "#layout?stage=0&schedule=zb-h1"]) {
         await open(hash);
         for (let i = 0; i < 500 && hash.includes("stage") && !laid.buffers; i++)
             await new Promise(go => setTimeout(go, 10));
@@ -247,7 +247,7 @@ timeout 200 "$chromium" --headless --no-sandbox --disable-gpu --user-data-dir="$
     "file://$site/driven.html" 2>"$dir/browser" | sed -n '/<pre id="result">/,/^end$/p' |
     sed 's/&lt;/</g; s/&gt;/>/g; s/&amp;/\&/g' >"$dir/said"
 [ "$(tail -n 1 "$dir/said")" = end ]
-report $? "the explorer of the site runs in Chromium$([ -s "$dir/said" ] || tail -n 3 "$dir/browser")"
+report $? "the site's explorer runs in Chromium$([ -s "$dir/said" ] || tail -n 3 "$dir/browser")"
 while read -r _ verdict hash more; do
     [ "$verdict" = opens ]
     report $? "a deep link opens: $hash $more"
@@ -261,7 +261,7 @@ dead=$(grep '^link ' "$dir/said" | cut -d ' ' -f 3 | sort -u | while read -r url
     [ -s "$site/$file" ] || { echo "$url"; continue; }
     [ -z "$anchor" ] || grep -q "id=\"$anchor\"" "$site/$file" || echo "$url"
 done)
-[ -z "$dead" ] && [ "$(grep '^link .*#L[0-9]' "$dir/said" | cut -d ' ' -f 3 | sort -u | wc -l)" -ge 12 ]
-report $? "$(grep '^link ' "$dir/said" | cut -d ' ' -f 3 | sort -u | wc -l) links that the explorer's scripts make lead \
-to lines and headings $dead"
+links() { grep "^link $1" "$dir/said" | cut -d ' ' -f 3 | sort -u | wc -l; }
+[ -z "$dead" ] && [ "$(links '.*#L[0-9]')" -ge 12 ]
+report $? "$(links '') links of the explorer's scripts lead to lines and headings $dead"
 finish
