@@ -191,6 +191,11 @@ static bool retime_ranks(Timeline *t, int place, Error *err) {
     }
     if (ok) {
         ok = list_run(&run, &l, pairs, &times, err);
+        if (!ok && l.v == 2) {  // two chunks that are no ring are a V
+            list_run_free(&run, &l);
+            l.folded = true;
+            ok = list_run(&run, &l, pairs, &times, err);
+        }
         for (int s = 0; s < t->p; s++) {
             TraceEvent *e = rank_events(t, s * across + place, &l.counts[s]);
             for (size_t i = 0; i < l.counts[s]; i++) {
