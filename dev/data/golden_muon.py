@@ -5,9 +5,9 @@
 
 The model is that of dev/test/golden. GPT-2 is written here from its paper, Muon from its own
 (Jordan et al. 2024; the factor of the update from Liu et al. 2025). Gradients and AdamW are
-PyTorch's. Of every tensor the file has two numbers: its L2 norm, and its product with numbers of a small
-generator that dev/test/test_muon.c has too. Needs the package torch from PyPI; a machine without a
-GPU will do.
+PyTorch's. Of every tensor the file has two numbers: its L2 norm, and its product with numbers of
+a small generator that dev/test/test_muon.c has too. Needs the package torch from PyPI; a machine
+without a GPU will do.
 """
 
 import sys
