@@ -184,6 +184,7 @@ build() {
     mkdir -p "build/puzzles/$nn/programs"
     for program in $(programs); do
         path=$copy/$program
+        [ -f "$path.cu" ] || path=$copy/dev/lessons/$program
         if [ ! -f "$path.cu" ]; then
             path=build/puzzles/$nn/$program
             ln -sf "$PWD/$(source_of "$program")" "$path.cu"
