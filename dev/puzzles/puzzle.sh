@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # puzzle.sh list | begin N | check N | hint N | diff N | give-up N | again N: what `make puzzles`
 # and `make puzzle... N=5` do. The learner edits a copy in puzzles/, which git ignores, and
-# puzzles/progress has a line for each puzzle. README.md beside this file has the format of a puzzle.
+# puzzles/progress has a line for each puzzle. README.md beside this file has a puzzle's format.
 # For those who write puzzles: puzzle.sh record N NAME makes NAME.patch of the copy, and refresh
 # makes all patches again after the real files have changed.
 set -u
@@ -117,13 +117,14 @@ show_holes() {
     (
         cd "$copy" || exit
         grep -rnE --include='*.cu' --include='*.cuh' --include='*.h' '// PUZZLE [0-9]' . |
-            sed -E "s|^\./|    $copy/|; s|:([0-9]+):.*// PUZZLE [0-9]+ ?(\([a-z]\))?.*|:\1  \2|; s| *$||"
+            sed -E "s|^\./|    $copy/|; s|:([0-9]+):.*// PUZZLE [0-9]+ ?(\([a-z]\))?.*|:\1  \2|
+                s| *$||"
         for file in ./*.txt; do [ ! -f "$file" ] || echo "    $copy/${file#./}"; done
     )
 }
 
 begin() {
-    local fresh=1
+    local fresh=1 holes
     if [ -d "$copy" ]; then fresh=; else
         make_copy "$copy" "$puzzle/hole.patch" || die "$puzzle/hole.patch does not apply"
         put started "$(date +%F)"
@@ -133,7 +134,8 @@ begin() {
     echo 'Read first:'
     part "$puzzle/text.md" 'Read first'
     echo 'Write here, in the place of what stands between PUZZLE and END:'
-    show_holes
+    holes=$(show_holes)
+    echo "${holes:-    in $copy, where the marks are gone}"
     echo
     [ -n "$fresh" ] ||
         echo "($copy is as you left it. make puzzle-again N=$n begins with a new copy.)"
@@ -162,7 +164,7 @@ compare_outside() {
     rm -rf "$fresh"
     [ -f "$puzzle/hole.patch" ] || return 0
     make_copy "$fresh" "$puzzle/hole.patch" >/dev/null || {
-        echo "note: the repository's file has changed; your copy is whole, so it is checked all the same"
+        echo "note: the repository's file has changed since; your copy is whole and is checked"
         return 0
     }
     for file in $(patched "$puzzle/hole.patch"); do

@@ -5,8 +5,9 @@
 # are its numbers; no hint has a line of the solution. With a pattern, only the puzzles whose
 # folders have it. All answers to the puzzles of a trainer are in one program, which
 # dev/puzzles/answers.py writes.
-# Of an answer only the level of its verdict is run, up to the first line that is wrong. FULL=1 runs
-# all that a learner would see.
+# Of an answer only the level of its verdict is run, up to the first line that is wrong, and every
+# second answer has its turn on every second day. ALL=1 takes all answers, and FULL=1 all that a
+# learner would see of them.
 # needs: fp32/dev/puzzles/check
 pattern=${2:-}
 . "$(dirname "$0")/report.sh"
@@ -153,7 +154,17 @@ check() {
         "$out/copies/$1/$2" "$programs" ${3:-} ${level:+--level "$level"} >"$out/checks/$1.$2" 2>&1
 }
 
-answers() { (cd "$1" && for patch in *.patch; do echo "${patch%.patch}"; done); }
+# answers PUZZLE: the hole, and those of its answers whose turn it is.
+answers() {
+    local patch turn
+    turn=$(date +%-j)
+    for patch in "$1"/*.patch; do
+        turn=$((turn + 1))
+        patch=${patch##*/}
+        [ "$patch" = hole.patch ] || [ $((turn % 2)) = 0 ] || [ -n "${ALL:-}${FULL:-}" ] || continue
+        echo "${patch%.patch}"
+    done
+}
 for puzzle in "${puzzles[@]}"; do
     name=${puzzle##*/}
     [ ! -f "$puzzle/hole.patch" ] || check "$name" solution --exact &
