@@ -169,7 +169,7 @@ if [ "$device" = cpu ]; then
     done
     # Rows, lanes and threads as a GPU has them: other code of the same kernels, and in another
     # order.
-    for name in attention layernorm classifier encoder moe global_norm; do
+    for name in attention layernorm classifier encoder moe muon global_norm; do
         run "$name, shapes of a GPU" 600 CPU_THREAD_ORDER=random:1 "$fp32-shapes/dev/cuda/$name"
     done
     for name in layernorm moe; do run "$name bf16, shapes of a GPU" 600 \
