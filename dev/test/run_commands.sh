@@ -90,7 +90,7 @@ cut_blocks() {
             next
         }
         fence { add($0) }
-        !fence && /^    [^ ]/ && (text != "" || last == "") { add(substr($0, 5)) }
+        !fence && /^    / && (text != "" || (last == "" && /^    [^ ]/)) { add(substr($0, 5)) }
         !fence && !/^    / { flush() }
         { last = $0 }' "$@"
 }
@@ -161,14 +161,15 @@ cat >"$dir/page.md" <<'END'
 make nothing
 ```
 
-    python3 nothing.py
+    python3 nothing.py \
+        --about nothing
 
 ```
 words
 ```
 END
 cut_blocks "$dir/new" "$dir/page.md"
-[ "$(cat "$dir"/new/* | grep -c nothing)" = 3 ] && [ "$(ls "$dir/new" | wc -l)" = 2 ] &&
+[ "$(cat "$dir"/new/* | grep -c nothing)" = 4 ] && [ "$(ls "$dir/new" | wc -l)" = 2 ] &&
     [ -z "$(row_of "$dir/page.md" 'make nothing')" ]
 report $? 'a new block of commands needs a row'
 finish
