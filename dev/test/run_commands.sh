@@ -23,6 +23,9 @@ cat >"$dir/table" <<END
 README.md | make train # | dev/test/run_train.sh
 README.md | make train LAYOUT | dev/test/run_train.sh
 README.md | mpirun --oversubscribe -n 8 | runs s/--global-batch 16/& --steps 2/
+doc/course/puzzles.md | make puzzle | dev/test/run_puzzles.sh
+doc/course/puzzles.md | make detective | dev/test/run_detectives.sh
+doc/course/12-v.md | build/tools/schedule --stages 4 | runs
 doc/lab/attention.md | make kernels | not: minutes; make test runs each of these programs
 doc/lab/bugs.md | make test ONLY=test_gpt | not: it is a part of make test itself
 doc/lab/checkpoints.md | train_gpt_3d ... | not: a sketch, its flags are left out

@@ -126,8 +126,10 @@ for puzzle in "${puzzles[@]}"; do
             mkdir -p "$folder/programs"
             for program in $(sed -n 's/^program //p' "$puzzle/check.txt"); do
                 if [ ! -f "$folder/$program.cu" ]; then
-                    for file in "$folder/dev/lessons/$program.cu" "$program.cu" "dev/lessons/$program.cu"; do
-                        [ ! -f "$file" ] || [ -e "$folder/$program.cu" ] || ln -s "$PWD/$file" "$folder/$program.cu"
+                    for file in "$folder/dev/lessons/$program.cu" "$program.cu" \
+                        "dev/lessons/$program.cu"; do
+                        [ -f "$file" ] && [ ! -e "$folder/$program.cu" ] || continue
+                        ln -s "$PWD/$file" "$folder/$program.cu"
                     done
                 fi
                 build "$folder.log" "$folder" "$program"
