@@ -69,6 +69,7 @@ typedef struct {
     const char *path;
     int files[1];
 } SafeTensors;
+DOES_NOTHING(bool, state_has, true)
 DOES_NOTHING(bool, state_open, true)
 DOES_NOTHING(bool, st_open, true)
 DOES_NOTHING(void, st_close, )
