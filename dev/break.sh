@@ -6,6 +6,7 @@
 # The commands are a block of code of the page, behind `<!-- run NAME -->`: its sed or patch line
 # makes the change, and its make line names the programs.
 set -eu
+case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/.."
 unset MAKEFLAGS MFLAGS MAKELEVEL  # the flags of an outer make would change what make does here
 list=doc/experiments/list.txt

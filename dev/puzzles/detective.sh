@@ -6,6 +6,7 @@
 #
 #     d1 stars=2 tries=2 today=2026-11-27:2 hints=1 closed=found
 set -eu
+case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/../.."
 unset MAKEFLAGS MFLAGS MAKELEVEL  # the flags of an outer make would change what make does here
 what=$1 number=${2:-} at=${3:-}

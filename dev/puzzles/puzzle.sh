@@ -5,6 +5,7 @@
 # For those who write puzzles: puzzle.sh record N NAME makes NAME.patch of the copy, and refresh
 # makes all patches again after the real files have changed.
 set -u
+case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/../.." || exit 1
 progress=puzzles/progress
 command=${1:-list} number=${2:-}

@@ -100,7 +100,7 @@ agree() {
 agree FSDP 20 4 < <(for shard in 2 3; do
     for batch in 8 64; do beside "$model" dgx-a100 8 $batch "--shard $shard" --shard $shard; done
 done)
-agree 'FSDP in replicas' 20 4 < <(for batch in 16 64; do
+agree 'FSDP in replicas' 12 4 < <(for batch in 16 64; do
     beside "$model" dgx-a100 16 $batch '--shard 3' --shard 3 --replicas 2
 done)
 # Models of train_llama by their names: a tied head, grouped heads, a gate, and neither.
