@@ -17,7 +17,7 @@ static inline void draw_lesson_muon(FILE *out) {
     ParamTable table = table_make(&config, shard_whole(&config));
     MuonBlock *blocks = muon_blocks(&table);
     muon_deal(blocks, L * LAYER_MATRICES, RANKS);
-    figure_begin(out, 660, 390, "Matrices of 4 layers and their owners, 4 data ranks");
+    figure_begin(out, 660, 410, "Matrices of 4 layers and their owners, 4 data ranks");
 
     // Each matrix with the vectors beside it, in the order of memory.
     for (int i = 0, x = LEFT; i < LAYER_MATRICES; x += CELL * widths[i++])
@@ -53,8 +53,8 @@ static inline void draw_lesson_muon(FILE *out) {
                 "B, F: backward and next forward of a layer.  A: norm, AdamW and momentum.");
     FIGURE_NOTE(out, 12, y + 40,
                 "R: a layer's four blocks are reduced, each to its owner.");
-    FIGURE_NOTE(out, 12, y + 60, "N: Newton-Schulz on this rank's matrices of a layer.  W: each "
-                                 "owner broadcasts its block.");
+    FIGURE_NOTE(out, 12, y + 60, "N: Newton-Schulz on this rank's matrices of a layer.");
+    FIGURE_NOTE(out, 12, y + 80, "W: each owner broadcasts its block.");
     svg_end(out);
     free(blocks);
     table_free(&table);
