@@ -31,7 +31,7 @@ FLAGS = """-std=c++17 -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math
 LOOPS = [
     ('gelu_forward', 'integral_constant<int, 16>', 1, 0, 0),
     ('gelu_backward', 'integral_constant<int, 16>', 1, 0, 0),
-    ('adamw_update', '', 1, 119, 119),
+    ('adamw_update', '', 1, 133, 133),
     ('layernorm_residual_forward', 'integral_constant<int, 16>', 1, 6, 13),
     ('layernorm_backward', 'integral_constant<int, 16>', 1, 0, 6),
     ('classifier_stats', 'integral_constant<int, 16>', 1, 17, 72),
