@@ -257,7 +257,7 @@ report $? "deep links: $(grep -c '^deep ' "$dir/said")"
 dead=$(grep '^link ' "$dir/said" | cut -d ' ' -f 3 | sort -u | while read -r url; do
     file=${url%%#*} anchor=
     [[ $url == *#* ]] && anchor=${url#*#}
-    [ -n "$file" ] && [[ $file != http* ]] || continue  # of the explorer itself, or elsewhere
+    [ -z "$file" ] && continue  # of the explorer itself
     [ -s "$site/$file" ] || { echo "$url"; continue; }
     [ -z "$anchor" ] || grep -q "id=\"$anchor\"" "$site/$file" || echo "$url"
 done)
