@@ -296,11 +296,12 @@ static void message_of(char *out, size_t size, const Outcome *o) {
     }
 }
 
+// Runs a line. A busy machine may stand still for some seconds, which is no deadlock.
 static Outcome run_start(const Puzzle *p, const RunLine *r, const char *env, const char *flags) {
     Layout layout = {r->program, r->ranks, flags};
     char all[ARG_BYTES + 256];
     print_to(all, sizeof all,
-             "%s OMPI_MCA_odls_base_sigkill_timeout=0 CPU_STALL_SECONDS=3 OMP_NUM_THREADS=1", env);
+             "%s OMPI_MCA_odls_base_sigkill_timeout=0 CPU_STALL_SECONDS=8 OMP_NUM_THREADS=1", env);
     Setting setting = {all, 0};
     return run(p->golden.build, &layout, setting, "%s", "");
 }
