@@ -233,15 +233,19 @@ check() {
     fi
 }
 
+all_stars() { [ "$(get of)" -gt 0 ] && [ "$(get stars)" = "$(get of)" ]; }
+
 hint() {
     local taken
     taken=$(get hints)
-    if [ "$taken" -ge 3 ]; then
+    # Behind all stars they are read, and not counted.
+    if [ "$taken" -ge 3 ] || all_stars; then
         for taken in 1 2 3; do
             printf 'Hint %d of 3.\n' $taken
             part "$puzzle/text.md" "Hint $taken"
         done
-        echo "There are no more. make puzzle-give-up N=$n shows the solution."
+        all_stars ||
+            echo "There are no more. make puzzle-give-up N=$n shows the solution."
         return
     fi
     put hints $((taken + 1))
