@@ -133,7 +133,7 @@ async function context(q, module) {
 
 // ---- layouts ------------------------------------------------------------------------------------
 
-const GROUP_COUNT = 5, OP_COUNT = 6, SUMS = 4 * GROUP_COUNT * OP_COUNT, STAGES = 9 + 2 * SUMS;
+const GROUP_COUNT = 5, OP_COUNT = 7, SUMS = 4 * GROUP_COUNT * OP_COUNT, STAGES = 9 + 2 * SUMS;
 
 function bytesOf([layers, slots, weights, gradients, optimizer, activations]) {
     return {layers, slots, weights, gradients, optimizer, activations};
