@@ -223,7 +223,7 @@ static inline size_t chunk_stage(size_t p, bool folded, size_t chunk) {
 // PIPELINE_NONE beyond the model's ends, and where a V turns: both chunks are on one stage.
 static inline int pipeline_peer(const PipelineLists *l, int stage, int chunk) {
     if (chunk < 0 || chunk == l->p * l->v) return PIPELINE_NONE;
-    int peer = (int)chunk_stage((size_t)l->p, l->folded, (size_t)chunk);
+    int peer = l->folded && chunk >= l->p ? 2 * l->p - 1 - chunk : chunk % l->p;
     return l->folded && peer == stage ? PIPELINE_NONE : peer;
 }
 

@@ -298,7 +298,7 @@ compare_search() {
                 print seen["flags"] }' "$dir/plan")"
     build/tools/plan --light "${flags[@]}" |
         sed -n '/^why not/,/^train:/s/^  \([^ ].\{25\}\)\(.*\)/\1|\2/p' |
-        sed 's/ *|/|/' >"$dir/why"
+        sed -E 's/ *\|/|/; s/(\|[+-][0-9.]+%), [0-9.]+ GiB/\1/' >"$dir/why"  # a column of its own
     said "$1" whynot >"$dir/page"
     said "$1" best | grep -vx loaded
     [ "$(cut -d '|' -f 1 "$dir/page" | grep -cxFf <(cut -d '|' -f 1 "$dir/why"))" -ge 5 ] ||
