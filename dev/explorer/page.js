@@ -6,7 +6,9 @@ const $ = id => document.getElementById(id);
 const PANELS = ["schedules", "layout", "collectives"];
 const KINDS = ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-auto", "list"];
 const GROUPS = ["world", "tensor", "data", "pipeline", "embedding"];
-const OPS = ["all-reduce", "reduce-scatter", "all-gather", "broadcast", "reduce", "send", "receive"];
+const OPS = [
+    "all-reduce", "reduce-scatter", "all-gather", "broadcast", "reduce", "send", "receive",
+];
 const STEPS = ["forward", "backward", "weight"];
 
 // Boxes as build/tools/timeline and figures draw them: dark and light of the chunks.
