@@ -5,8 +5,8 @@
 # are its numbers; no hint has a line of the solution. With a pattern, only the puzzles whose
 # folders have it. All answers to the puzzles of a trainer are in one program, which
 # dev/puzzles/answers.py writes.
-# Of an answer only the level of its verdict is run, up to the first line that is wrong, and every
-# second answer has its turn on every second day. ALL=1 takes all answers, and FULL=1 all that a
+# Of an answer only the level of its verdict is run, up to the first line that is wrong, and each
+# third answer has its turn on every third day. ALL=1 takes all answers, and FULL=1 all that a
 # learner would see of them.
 # needs: fp32/dev/puzzles/check
 pattern=${2:-}
@@ -171,7 +171,7 @@ answers() {
     for patch in "$1"/*.patch; do
         turn=$((turn + 1))
         patch=${patch##*/}
-        [ "$patch" = hole.patch ] || [ $((turn % 2)) = 0 ] || [ -n "${ALL:-}${FULL:-}" ] || continue
+        [ "$patch" = hole.patch ] || [ $((turn % 3)) = 0 ] || [ -n "${ALL:-}${FULL:-}" ] || continue
         echo "${patch%.patch}"
     done
 }
