@@ -26,30 +26,40 @@ z.extractall(sys.argv[2], [name for name in z.namelist() if "/include/" in name]
 fi
 
 mpi=$(mpicxx --showme:compile 2>/dev/null | tr ' ' '\n' | grep '^-I' | xargs)
-# compiles PROGRAM PRECISION FLAG...: to PTX, without the assembler.
+# compiles PROGRAM PRECISION FLAG...: to PTX, without the assembler, and not optimized.
 compiles() {
-    local program=$1 precision=$2
+    local program=$1 precision=$2 name=${1##*/}
     shift 2
     # shellcheck disable=SC2086
-    "$nvcc" -std=c++17 -O1 -gencode arch=compute_80,code=compute_80 -c -o "$dir/object" \
+    "$nvcc" -std=c++17 -Xcicc -O0 -gencode arch=compute_80,code=compute_80 -c -o "$dir/$name.o" \
         -diag-suppress 177 \
         -Xcompiler -O0,-fopenmp -I$headers "$@" -I. "-DPRECISION_$precision" $mpi "$program" \
-            >"$dir/out" 2>&1
+            >"$dir/$name.out" 2>&1
 }
 
 # CUDA 12.5 introduced this call.
 printf '#include <cuda_runtime.h>\nvoid *call = (void *)&cudaGetDriverEntryPointByVersion;\n' \
     >"$dir/newer.cu"
-! compiles "$dir/newer.cu" BF16 && grep -q cudaGetDriverEntryPointByVersion "$dir/out"
+! compiles "$dir/newer.cu" BF16 && grep -q cudaGetDriverEntryPointByVersion "$dir/newer.cu.out"
 report $? 'a call that CUDA 12.1 lacks is refused'
+shown=$dir/train_gpt_3d.cu.out
 compiles train_gpt_3d.cu BF16
 report $? 'train_gpt_3d bf16'
 compiles train_gpt_3d.cu FP32 -Illmc/mpi
 report $? 'train_gpt_3d fp32, NCCL=mpi'
 for lesson in dev/lessons/*.cu; do
-    compiles "$lesson" BF16
-    report $? "$lesson bf16"
+    while [ "$(jobs -rp | wc -l)" -ge "$(nproc)" ]; do wait -n; done
+    (
+        compiles "$lesson" BF16
+        echo $? >"$dir/${lesson##*/}.code"
+    ) &
 done
+wait
+for lesson in dev/lessons/*.cu; do
+    shown=$dir/${lesson##*/}.out
+    report "$(cat "$dir/${lesson##*/}.code")" "$lesson bf16"
+done
+shown="$dir/matmul.cu.out $dir/attention.cu.out"
 compiles dev/cuda/matmul.cu BF16 && compiles dev/cuda/attention.cu FP32
 report $? 'the laboratory: matmul bf16, attention fp32'
 finish

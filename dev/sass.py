@@ -27,6 +27,7 @@ import sys
 if {"-h", "--help"} & set(sys.argv[1:]):
     sys.exit(print(__doc__))
 
+import concurrent.futures
 import glob
 import os
 import re
@@ -162,8 +163,6 @@ def declared():
 
 def compile_kernels(folder, arch, precision):
     source = os.path.join(folder, 'kernels.cu')
-    with open(source, 'w') as file:
-        file.write(program())
     cubin = os.path.join(folder, f'{arch}-{precision}.cubin')
     done = subprocess.run([NVCC, '-std=c++17', '-O3', '-I.', f'-DPRECISION_{precision.upper()}',
                            f'-arch=sm_{ARCHITECTURE_OF.get(arch, arch)}',
@@ -373,9 +372,17 @@ def names(mangled):
 
 
 def rows(folder, pattern):
-    for arch in map(int, os.environ.get('ARCHITECTURES', '80 90').split()):
-        for precision in os.environ.get('PRECISIONS', 'fp32 bf16').split():
-            cubin, log = compile_kernels(folder, arch, precision)
+    with open(os.path.join(folder, 'kernels.cu'), 'w') as file:
+        file.write(program())
+    # A compiler has one thread.
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        compiled = {
+            (int(arch), precision): pool.submit(compile_kernels, folder, int(arch), precision)
+            for arch in os.environ.get('ARCHITECTURES', '80 90').split()
+            for precision in os.environ.get('PRECISIONS', 'fp32 bf16').split()
+        }
+        for (arch, precision), result in compiled.items():
+            cubin, log = result.result()
             used, code = resources(log), functions(cubin) if NVDISASM else {}
             readable = names(sorted(used))
             for name in sorted(used, key=readable.get):

@@ -6,8 +6,8 @@
 # folders have it. All answers to the puzzles of a trainer are in one program, which
 # dev/puzzles/answers.py writes.
 # Of an answer only the level of its verdict is run, up to the first line that is wrong, and each
-# third answer has its turn on every third day. ALL=1 takes all answers, and FULL=1 all that a
-# learner would see of them.
+# ninth answer has its turn on every ninth day. ALL=1 takes all answers, as each night's run does,
+# and FULL=1 all that a learner would see of them.
 # needs: fp32/dev/puzzles/check
 pattern=${2:-}
 . "$(dirname "$0")/report.sh"
@@ -16,6 +16,7 @@ out=build/puzzles/answers
 gdb=build/cpu-fp32-gdb
 lanes=$(nproc 2>/dev/null || echo 2)
 export MPIRUN=$launch OMP_NUM_THREADS=1
+today=$(date +%-j)  # asked once: the day may end beside this run
 rm -rf $out $gdb/$out
 mkdir -p $out/programs $out/checks
 mapfile -t puzzles < <(find dev/puzzles -maxdepth 1 -type d -name '[0-9]*' | grep -e "$pattern" |
@@ -117,10 +118,23 @@ for program in "${programs[@]}"; do
     report $? "$program with all answers: compiles without a warning"
 done
 
+# answers PUZZLE: the hole, and those of its answers whose turn it is.
+answers() {
+    local patch turn
+    turn=$today
+    for patch in "$1"/*.patch; do
+        turn=$((turn + 1))
+        patch=${patch##*/}
+        [ "$patch" = hole.patch ] || [ $((turn % 9)) = 0 ] || [ -n "${ALL:-}${FULL:-}" ] || continue
+        echo "${patch%.patch}"
+    done
+}
+
 # Answers that change more than the bodies of functions have programs of their own.
 for puzzle in "${puzzles[@]}"; do
     name=${puzzle##*/}
-    for answer in $(sed -n "s/^apart $name //p" $out/numbers | sort -u); do
+    for answer in $(sed -n "s/^apart $name //p" $out/numbers | sort -u |
+        grep -xFf <(answers "$puzzle")); do
         (
             folder=$out/copies/$name/$answer
             mkdir -p "$folder/programs"
@@ -164,17 +178,6 @@ check() {
     done
 }
 
-# answers PUZZLE: the hole, and those of its answers whose turn it is.
-answers() {
-    local patch turn
-    turn=$(date +%-j)
-    for patch in "$1"/*.patch; do
-        turn=$((turn + 1))
-        patch=${patch##*/}
-        [ "$patch" = hole.patch ] || [ $((turn % 3)) = 0 ] || [ -n "${ALL:-}${FULL:-}" ] || continue
-        echo "${patch%.patch}"
-    done
-}
 for puzzle in "${puzzles[@]}"; do
     name=${puzzle##*/}
     [ ! -f "$puzzle/hole.patch" ] || check "$name" solution --exact &
