@@ -69,7 +69,7 @@ PROBE := build/probe-$(DEVICE)$(addprefix -,$(MPI)).mk
 PROBED = $(DEVICE) '$(if $(filter cuda,$(DEVICE)),$(NVCC),$(CXX))' '$(CC)' $(MPI)
 PUZZLE_COMMANDS := puzzle-check puzzle-hint puzzle-diff puzzle-give-up puzzle-again \
     puzzle-refresh detective detective-answer detective-hint detective-give-up break
-# These compile nothing, or call make again for what they compile.
+# These compile nothing, or call make again to compile.
 NEED_NO_LIBRARY := help setup clean train test lessons kernels bench sass asm ptx gpu-check \
     explorer site release fuzz soak reproduce puzzles puzzle $(PUZZLE_COMMANDS)
 ifneq ($(filter-out $(NEED_NO_LIBRARY),$(or $(MAKECMDGOALS),all)),)
@@ -129,7 +129,7 @@ ifeq ($(DEVICE),cpu)
 CU = $(CXX) -x c++ -std=c++17 $(HOST) $(WARNINGS) -Illmc/cpu -Illmc/mpi -I. \
      $(DEFINES) $(BLAS_DEFINES) $(MPI_FLAGS)
 else
-# sm_90a is what H100, H200 and GH200 run, with the instructions that only they have; later GPUs
+# H100, H200 and GH200 run sm_90a, with the instructions that only they have; later GPUs
 # compile compute_90.
 ARCHITECTURES := -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90a,code=sm_90a \
     -gencode arch=compute_90,code=compute_90

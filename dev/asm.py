@@ -26,7 +26,7 @@ FLAGS = """-std=c++17 -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math
     -mprefer-vector-width=512 -w""".split()
 
 # (function that launches, part of the launch's name, which of its launches, most scalar arithmetic
-# of the loop with most vector arithmetic, and of all). What is not 0 are the last elements of a row
+# of the loop with most vector arithmetic, and of all). Not 0 are the last elements of a row
 # or a share, the sum of a register's floats, and logarithms of a row.
 LOOPS = [
     ('gelu_forward', 'integral_constant<int, 16>', 1, 0, 0),

@@ -46,7 +46,7 @@ mkdir -p "$work"
 
 # ---- what is built, and packed for a machine without compiler, MPI, cJSON and PCRE2 --------------
 
-# programs PRECISION: what the stages start.
+# programs PRECISION: the programs of the stages.
 programs() {
     local kernel
     printf "build/$device-$1/%s\n" train_gpt train_gpt_3d

@@ -35,7 +35,7 @@ import shutil
 import subprocess
 import tempfile
 
-# What must not grow: (kernel, precision, column, most), for both architectures. A budget that meets
+# Upper bounds: (kernel, precision, column, most), for both architectures. A budget that meets
 # no kernel is a failure too.
 BUDGETS = [
     # 64 keys of a head of 64 channels and 32 rows: 128 products of 16 x 8 x 16 by a warp
@@ -91,7 +91,7 @@ BUDGETS = [
     ("layernorm_backward_columns_kernel<8, 1, 0>", "bf16", "each", 54),
 ]
 
-# What must not shrink: (kernel, precision, column, least).
+# Lower bounds: (kernel, precision, column, least).
 FLOORS = [
     # of the next row: inp, dout and dresidual
     ('layernorm_backward_columns_kernel<8, 1, 0>', 'bf16', 'in flight', 3),

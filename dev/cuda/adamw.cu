@@ -291,7 +291,7 @@ static double error_at(const Flags *f) {
     return worst;
 }
 
-// All ends of what the command line accepts, together.
+// Both ends of every range of the command line, together.
 static void check_flags(void) {
     const Field *rows[] = {flag_of("lr"), flag_of("beta1"), flag_of("beta2"), flag_of("eps"),
                            flag_of("weight-decay")};

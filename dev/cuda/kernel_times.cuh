@@ -5,7 +5,7 @@
 //   make DEVICE=cuda PROFILE=1 build/cuda-bf16-profile/train_gpt
 //   build/cuda-bf16-profile/train_gpt --model d12 ... --steps 10 --trace trace.json
 //
-// The rows come when the trace ends. Bytes and FLOPs are those that the wrappers of llmc/ state
+// The rows come when the trace ends. The wrappers of llmc/ state bytes and FLOPs
 // (work.cuh). The roof is the nearer of two: the bytes at the memory's bandwidth, and the FLOPs
 // at the device's peak where it is known. Launches of one kernel with the same work count with
 // their median, because the first ones also wait for code to be loaded. On the stand-ins events

@@ -1,6 +1,6 @@
 // rmsnorm.cu: RMSNorm with the residual before it, forward and backward: a naive kernel and
 // llmc/kernels/layernorm.cuh's, checked against llmc/reference_llama.h. The steps between the two
-// are those of layernorm.cu. Also LayerNorm1P, Nemotron's norm.
+// are layernorm.cu's. Also LayerNorm1P, Nemotron's norm.
 #include "dev/cuda/bench.h"
 
 #include "llmc/kernels/layernorm.cuh"

@@ -34,7 +34,7 @@ static inline int networks_of(const Cluster *c, const char *order, size_t rank, 
     return place.nodes == 1 ? 3 : (int)place.network;
 }
 
-// Draws a node's ranks. Those of rank 0's data group at the same stage are filled.
+// Draws a node's ranks. The ranks of rank 0's data group at the same stage are filled.
 static inline void draw_networks_node(FILE *out, const Cluster *c, size_t node, double x,
                                       double y) {
     size_t data[NETWORKS_RANKS], count, first = node * NETWORKS_NODE;

@@ -37,7 +37,7 @@ static inline bool plot_numbers(const char *text, long count, double *values) {
     return true;
 }
 
-// A flag of a program, and where its value goes: a bool that it sets, a text, a long from lowest
+// A flag of a program, and the place of its value: a bool that it sets, a text, a long from lowest
 // to highest, or `lowest` doubles.
 typedef enum { PLOT_SWITCH, PLOT_TEXT, PLOT_INTEGER, PLOT_NUMBERS } PlotKind;
 typedef struct {

@@ -333,7 +333,7 @@ static void print_groups(const Point *points, size_t count) {
     }
 }
 
-// Prints the errors by the size of the job: what to add to a prediction for stragglers,
+// Prints the errors by the size of the job: the factor that a prediction needs for stragglers,
 // contention and all else that grows with it. From the group's 10th to its 90th percentile, over
 // the groups that have the predicted software.
 static int compare_errors(const void *a, const void *b) {

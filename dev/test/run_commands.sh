@@ -98,7 +98,7 @@ cut_blocks() {
         { last = $0 }' "$@"
 }
 
-# The row of a block: what happens to it. Nothing if there is none.
+# The row of a block. Nothing if there is none.
 row_of() {  # row_of PAGE FIRST-LINE
     local there begins what
     while IFS='|' read -r there begins what; do

@@ -222,7 +222,7 @@ prepare text --text "$dir/text" --out "$dir/short" &&
     grep -q '^note: a shard of [0-9]* tokens serves --seq up to' "$dir/out"
 report $? 'a shard that is shorter than usual samples says which --seq it serves'
 
-# unusable PATTERN TOKENIZER: what is no tokenizer.json gets one sentence.
+# unusable PATTERN TOKENIZER: a file that is no tokenizer.json gets one error message.
 unusable() {
     PYTHONPATH=$dir/package prepare text --text "$dir/text" --tokenizer "$2" --out "$dir/none"
     [ $? = 1 ] && grep -q "^error: .*$1" "$dir/out" && ! grep -q Traceback "$dir/out"

@@ -14,7 +14,7 @@ check() { # check TEXT COMMAND...
     report $? "$text"
 }
 
-# A copy of the files that are compiled, and of what knows this machine.
+# A copy of the files that are compiled, and of the probed settings of this machine.
 root=$PWD
 copy=$dir/copy
 mkdir -p "$copy/build"

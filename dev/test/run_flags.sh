@@ -37,8 +37,8 @@ key() {
         *) echo "${1//-/_}" ;;
     esac
 }
-# flags TRAINER: the flags that it has. keys FOLDER: the names in its files, with those of a
-# lesson's own options.
+# flags TRAINER: the flags that it has. keys FOLDER: the names in its files, with a lesson's own
+# options.
 flags() { "$build/$1" --help all | sed -n 's/^  --\([a-z0-9-]*\).*/\1/p'; }
 keys() {
     sed -n 's/^  "\([a-z0-9_]*\)":.*/\1/p' "$1/config.json" "$1/trainer.json"

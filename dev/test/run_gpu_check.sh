@@ -77,8 +77,8 @@ STAGES='nonsense' dev/gpu_check.sh >"$dir/out" 2>&1
 [ $? = 2 ] && grep -q 'there is no stage nonsense' "$dir/out"
 report $? 'an unknown stage is refused'
 
-# On a GPU the golden case starts two programs, and none of several ranks: their start is what takes
-# the time.
+# On a GPU the golden case starts two programs, and none of several ranks: their start takes the
+# time.
 mkdir "$dir/cuda-fp32"
 for program in train_gpt train_gpt_3d; do
     printf '#!/bin/sh\necho %s >>"%s/started"\nexec "%s" "$@"\n' $program "$dir" \

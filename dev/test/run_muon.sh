@@ -40,7 +40,7 @@ simulated() {
 whole=$(simulated whole) gathered=$(simulated gathered)
 awk -v a="$whole" -v b="$gathered" 'BEGIN { exit !(a > 0 && a < b) }'
 report $? "--simulate: 8 GPUs, $whole ms a step with whole matrices, $gathered gathered"
-# The ranks' own matrices cost unlike launches; a simulation is that of rank 0.
+# The ranks' own matrices cost unlike launches; a simulation shows rank 0.
 trained() {
     # shellcheck disable=SC2086
     $launch -n 4 "$build/train_muon" $flags --steps 2 --distribute "$1" --log "$dir/clock-$1" \

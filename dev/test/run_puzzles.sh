@@ -118,7 +118,7 @@ for program in "${programs[@]}"; do
     report $? "$program with all answers: compiles without a warning"
 done
 
-# answers PUZZLE: the hole, and those of its answers whose turn it is.
+# answers PUZZLE: the hole, and the answers whose turn it is.
 answers() {
     local patch turn
     turn=$today

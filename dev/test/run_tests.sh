@@ -130,7 +130,7 @@ needs() {
 has_script() { [[ $1 == dev/test/* ]] && grep -q "^# needs:.*/$1\b" dev/test/run_*.sh; }
 
 sources=(dev/test/test_*.c dev/test/test_mma.cu)
-# Those of the stand-ins, too; plain C runs sanitized, below
+# The stand-ins' tests, too; plain C runs sanitized, below
 [ "$device" = cpu ] && sources=(dev/test/test_*.cu)
 parallel=dev/test/test_parallel llama=dev/test/test_llama  # are given the trainers, like test_gpt
 runs_trainers() { [ "$1" = "$parallel" ] || [ "$1" = "$llama" ]; }

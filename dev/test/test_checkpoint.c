@@ -1108,7 +1108,7 @@ static size_t count_entries(const char *dir) {
     return n;
 }
 
-// verify: only of those whose checksums are right.
+// verify: only with right checksums.
 static bool newest_is(const char *out, bool verify, const char *name) {
     char path[PATH_MAX];
     Error err;

@@ -93,8 +93,8 @@ static void test_wide(Check *c) {
     eval_close(&e);
 }
 
-// A tokenizer with one token more than the model, such as a [PAD], which no row has: the rows are
-// what they are without.
+// A tokenizer with one token more than the model, such as a [PAD], which no row has: the rows stay
+// as they are without.
 static void test_larger(Check *c) {
     static const int head[8] = {EVAL_MAGIC, 1, 2, EVAL_CLOZE, V + 1, 5};
     EvalFile e;

@@ -1,5 +1,5 @@
-// test_options.c: llmc/host/options.h and options_ranks.h: what they accept and derive, and the
-// sentence for everything that they refuse.
+// test_options.c: llmc/host/options.h and options_ranks.h: accepted and derived values, and the
+// error message of each refusal.
 #include "dev/test/check.h"
 #include "llmc/grid.h"
 #include "llmc/host/options.h"

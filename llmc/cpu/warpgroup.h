@@ -251,7 +251,7 @@ static inline void wgmma_commit() {
     w.fenced = false;
 }
 
-// Returns element (k, n) of a described factor. If rows of the tile are those of k, n lies
+// Returns element (k, n) of a described factor. If rows of the tile are rows of k, n lies
 // along them.
 static inline float cpu_factor(uint64_t matrix, bool rows_of_k, uint32_t k, uint32_t n) {
     uint32_t start = (uint32_t)(matrix & 0x3FFF) << 4;

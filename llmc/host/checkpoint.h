@@ -198,7 +198,7 @@ static inline bool checkpoint_config_sum(const char *dir, uint64_t *sum, Error *
     return true;
 }
 
-// The name of a sum: of what is no tensor, then of the tensors in the order of the files.
+// The name of a sum: all but tensors first, then the tensors in the order of the files.
 // NULL if the tensor has no such state.
 static inline const char *checkpoint_sum_name(char name[STATE_NAME_SIZE],
                                               const Checksums *sums, size_t i) {

@@ -1,4 +1,4 @@
-// checkpoint_list.h: the checkpoints under --out: who may write there, which is the newest,
+// checkpoint_list.h: the checkpoints under --out: the writer's lock, the newest,
 // which ones go.
 //
 // defines: checkpoint_claim, checkpoint_next_save, checkpoint_prune, checkpoint_pass_over,

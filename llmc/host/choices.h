@@ -4,7 +4,7 @@
 #ifndef LLMC_CHOICES_H
 #define LLMC_CHOICES_H
 
-// --recompute: what backward computes again. The last one is train_context's, and keeps
+// --recompute: the part that backward computes again. The last one is train_context's, and keeps
 // attention's output.
 enum { RECOMPUTE_NONE, RECOMPUTE_GELU, RECOMPUTE_LAYER, RECOMPUTE_BUT_ATTENTION };
 

@@ -135,7 +135,7 @@ static const char *const GPT2_VALUES[][2] = {
 // Reads a config.json with GPT-2's names, that "model_type", and `more` members, which the
 // caller reads (NULL at the end). Returns it, or NULL with a sentence that names the first
 // thing that is not as we compute it. The caller frees it with cJSON_Delete. The limits of
-// sizes, which are no lower than those of the flags, keep every product of sizes far from
+// sizes, which are no lower than the flags' limits, keep every product of sizes far from
 // 2^63.
 static inline cJSON *config_read_kind(const char *path, const char *type,
                                       const char *const *more, GPTConfig *g, Error *err) {
@@ -192,7 +192,7 @@ static inline bool config_read(const char *dir, const ModelSpec *spec, GPTConfig
     return ok;
 }
 
-// Writes GPT-2's config.json; members: those that say what kind of model it is.
+// Writes GPT-2's config.json; members: they name the kind of model.
 static inline bool config_write_kind(const char *path, const GPTConfig *g, bool bf16,
                                      const char *members, Error *err) {
     char text[2048], end_of_text[24] = "null";

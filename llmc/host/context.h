@@ -32,7 +32,7 @@ static const Field CONTEXT_OPTIONS[] = {
 };
 enum { CONTEXT_OPTION_ROWS = sizeof CONTEXT_OPTIONS / sizeof CONTEXT_OPTIONS[0] };
 
-// Tells the other options how many ranks share a sequence, and what is computed again.
+// Tells the other options how many ranks share a sequence, and which part is computed again.
 static inline bool context_sizes(Options *o, const void *flags, Error *err) {
     (void)err;
     o->context = ((const Context *)flags)->c;

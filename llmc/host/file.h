@@ -140,7 +140,7 @@ __attribute__((format(printf, 3, 4))) static inline bool path_print(char path[PA
            error_set(err, "the path %.200s... is too long", path);
 }
 
-// Makes the folder and those above it, where they are missing.
+// Makes the folder and its parents, as far as they are missing.
 static inline bool folder_make(const char *dir, Error *err) {
     char path[PATH_MAX];
     struct stat info;

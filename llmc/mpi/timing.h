@@ -77,8 +77,8 @@ inline double clock_message_seconds(const ncclComm *comm, double bytes, int peer
 }
 
 // Returns the seconds of a group: collectives of one kind are one collective over all of
-// their bytes. Messages begin together, but those that leave this rank share its way out,
-// and those that arrive its way in: of the node's links and of the network each.
+// their bytes. Messages begin together, but messages that leave this rank share its way out,
+// and arriving ones its way in: of the node's links and of the network each.
 inline double clock_seconds(const Group *g) {
     const Cluster *cluster = &cpu_clock().cluster;
     double bytes[NCCL_MPI_OPS] = {0}, seconds = 0, latency = 0, message = 0;

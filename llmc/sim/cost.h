@@ -259,7 +259,7 @@ static inline double cost_collective(const Cluster *c, CollectiveKind kind, doub
 }
 
 // Returns the seconds of a message between two ranks. `sharing` ranks beside the sender
-// send as far at the same time: those of a node share its NICs. Between islands all of them
+// send as far at the same time: ranks of a node share its NICs. Between islands all of them
 // share one link.
 static inline double cost_send(const Cluster *c, double bytes, size_t from, size_t to,
                                size_t sharing) {
