@@ -171,7 +171,8 @@ static void copy_layer(GPT *m, size_t l, cudaMemcpyKind kind) {
     cudaStream_t s = m->host_stream;
     CUDA_CHECK(cudaEventRecord(m->computed, m->stream));
     CUDA_CHECK(cudaStreamWaitEvent(s, m->computed, 0));
-    Span span(m, s, kind == cudaMemcpyDeviceToHost ? "offload" : "fetch");
+    bool leaves = kind == cudaMemcpyDeviceToHost;
+    Span span(m, s, leaves ? "send activations" : "recv activations", NO_MICRO, (int)l);
     offload_copy(&m->offload, l, rows, kind, s);
     CUDA_CHECK(cudaEventRecord(m->copied[l % 2], s));
 }
@@ -293,7 +294,6 @@ static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, i
     floatX **w = m->w[0];
     floatX *x = acts->residual[0];
     cudaStream_t s = m->stream;
-    Span span(m, s, "forward", micro);
 
     // This is the only place where a token's position counts.
     encoder_forward(x, inputs, w[WTE], w[WPE], B, T, C, m->V0, m->Vl, s);
@@ -303,6 +303,7 @@ static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, i
         // The layer that had these buffers has left.
         if (training && l >= 2)
             wait_for(m, m->copied[l % 2], "wait host");
+        Span span(m, s, "forward", micro, (int)l);
         layer_forward(m, l, &acts->layers[l], acts->residual[l + 1], acts->residual[l],
                       B, T);
         if (training && l < m->offload.layers)
@@ -356,7 +357,6 @@ static void backward(GPT *m, Acts *acts, const int *inputs, int micro) {
     float **dw = m->dw[0];
     bool add = micro > 0;
     cudaStream_t s = m->stream;
-    Span span(m, s, "backward", micro);
 
     for (size_t l = L; l-- > 0;) {
         // Layer l + 1 is through, and layer l - 1 comes back in its place.
@@ -364,6 +364,7 @@ static void backward(GPT *m, Acts *acts, const int *inputs, int micro) {
             copy_layer(m, l - 1, cudaMemcpyHostToDevice);
         if (l < m->offload.layers)
             wait_for(m, m->copied[l % 2], "wait host");
+        Span span(m, s, "backward", micro, (int)l);
         layer_backward(m, l, &acts->layers[l], acts->residual[l], add);
     }
 

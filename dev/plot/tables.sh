@@ -479,13 +479,14 @@ table_lesson_offload_longest() {
             done
             middle=$least
             seven_wide || return 1
-            row+=$(awk -v least="$least" '
-                BEGIN { share = mib = "-" }
-                /^pinned host/ { mib = $3; share = $0 }
+            row+=$(awk -v least="$least" -v share="${flags##* }" '
+                /^pinned host/ { mib = $3 }
                 /^offload / { share = $2; mib = $(NF - 2) }
                 /^step [0-9]+\// { ms = $4; mfu = $(NF - 3); sub("%", "", mfu) }
-                END { printf " %d | %.2f | %.1f | %s", least, ms / 1000, mfu, share ~ /^p/ ? "" : share
-                      printf mib == "-" ? " | - |" : " | %.1f |", mib / 1024 }' "$dir/out")
+                END { if (mib == "") share = ""
+                      host = mib == "" ? "" : sprintf("%.1f ", mib / 1024)
+                      printf " %d | %.2f | %.1f | %s | %s|", least, ms / 1000, mfu, share, host
+                }' "$dir/out")
         done
         echo "$row"
     done <<'ROWS'

@@ -1,5 +1,5 @@
-// offload.cuh: what train_offload needs beside its streams: its flag, the tensors of a layer that
-// travel, their bytes, host memory, and the share of tokens whose copies hide behind compute.
+// offload.cuh: helps train_offload beside its streams: its flag, bytes and copies of a layer's
+// tensors, host memory, and the share of tokens whose copies hide behind compute.
 // lesson: offload
 //
 // defines: OffloadRow, OFFLOAD_ROWS, Offload, OFFLOAD_OPTIONS, OFFLOAD_OPTION_ROWS, offload_check,
