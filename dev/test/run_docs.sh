@@ -47,8 +47,10 @@ check "the drawings are what build/tools/figures draws (else: make doc)" "$(draw
 
 schedules() {
     dev/plot/schedules.sh "$build" "$dir" >/dev/null 2>&1 || echo 'dev/plot/schedules.sh fails'
-    for drawn in gpipe 1f1b interleaved zb-h1 zb-auto zb-v; do cmp "$dir/$drawn.svg" \
-        doc/pictures/$drawn.svg; done 2>&1
+    dev/plot/offload.sh "${build/fp32/bf16}" "$dir" || echo 'dev/plot/offload.sh fails'
+    for drawn in gpipe 1f1b interleaved zb-h1 zb-auto zb-v offload-auto offload-1; do
+        cmp "$dir/$drawn.svg" doc/pictures/$drawn.svg
+    done 2>&1
 }
 check "the schedules' pictures are those of a simulated step (else: make doc)" "$(schedules)"
 

@@ -13,8 +13,8 @@ seven='--layers 6 --heads 32 --channels 4096 --vocab 50257 --micro-batch 1 --seq
 
 # ---- bytes ---------------------------------------------------------------------------------------
 
-# A layer's input, attention's output and log-sum-exp are 2 C w + 4 NH bytes for each of the N tokens.
-# A token that travels has 14 C w + 16 more, or 10 C w + 16 if GELU is computed again.
+# A layer's input, attention's output and log-sum-exp are 2 C w + 4 NH bytes for each token. A token
+# that travels has 14 C w + 16 more, or 10 C w + 16 if GELU is computed again.
 pinned() {  # pinned PROGRAM WIDTH SHARE GELU FLAGS...
     local program=$1 width=$2 share=$3 gelu=$4
     shift 4
