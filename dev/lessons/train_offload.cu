@@ -411,6 +411,7 @@ static void sample_token(GPT *m) {
     sample_append(m, m->logits);
 }
 
+// Checks this lesson's flag, before any data are opened.
 static bool check_offload(Trainer *m, Error *err) {
     return offload_check(&((GPT *)m)->offload, m->opt.recompute, err);
 }
