@@ -417,7 +417,8 @@ doc:  ## makes every picture and table of README.md and doc/ again, from runs (s
 	    build/cpu-fp32/test_gpt build/tools/plan
 	+@$(PARALLEL) DEVICE=cpu PRECISION=bf16 build/cpu-bf16/train_gpt_tp \
 	    build/cpu-bf16/train_gpt_3d build/cpu-bf16/train_zero_bubble build/cpu-bf16/train_data \
-	    build/cpu-bf16/train_fsdp build/cpu-bf16/train_moe
+	    build/cpu-bf16/train_fsdp build/cpu-bf16/train_moe build/cpu-bf16/train_gpt \
+	    build/cpu-bf16/train_offload
 	@dev/plot/doc.sh
 
 # ---- make reproduce ------------------------------------------------------------------------------

@@ -219,6 +219,14 @@ static const BitRow BIT_ROWS[] = {
      {"train_gpt", 1, ""},
      "CPU_STREAM_ORDER=random:%d",
      10},
+    {"copies to the host in a random order, \"stream race\"",
+     {"train_offload", 1, "--offload 1"},
+     "CPU_STREAM_ORDER=random:%d",
+     10},
+    {"the same for a third of the tokens",
+     {"train_offload", 1, "--offload 0.33"},
+     "CPU_STREAM_ORDER=random:%d",
+     5},
 };
 
 static void group_bits(Context *x) {
@@ -293,6 +301,13 @@ static void group_resume(Context *x) {
     ok = trains(x, "--resume whole/step-00000002 %s --recompute layer --out again", FLAGS);
     check(&x->check, ok && same_checkpoint("again/step-00000006", "whole/step-00000006"),
           "--resume FOLDER with another recomputation: same bits");
+    Layout offload = {"train_offload", 1, "--offload 1"};
+    ok = runs(x, &offload, "", "--resume whole/step-00000002 %s --save-every 2 --keep 0 --out host",
+              FLAGS) &&
+         same_checkpoint("host/step-00000006", "whole/step-00000006") &&
+         trains(x, "--resume host/step-00000004 %s --out back", FLAGS);
+    check(&x->check, ok && same_checkpoint("back/step-00000006", "whole/step-00000006"),
+          "train_offload resumes it, and train_gpt resumes train_offload's: same bits");
     ok = trains(x, "--resume auto %s --layers 2 --heads 2 --channels 16 --vocab 61 --out new",
                 FLAGS);
     check(&x->check, ok && file_exists("new/step-00000006"),
@@ -459,6 +474,20 @@ static const Refusal REFUSALS[] = {
     {"--trace in no folder", GOOD "--trace nowhere/trace", 2, "nowhere/trace"},
 };
 
+// What train_offload refuses besides.
+static const struct {
+    Refusal refusal;
+    const char *env;
+} OFFLOAD_REFUSALS[] = {
+    {{"a share above 1", GOOD "--offload 1.5", 2, "--offload must be a number from 0 to 1"}, ""},
+    {{"a share that is no number", GOOD "--offload half", 2, "or auto, not 'half'"}, ""},
+    {{"--recompute layer", GOOD "--recompute layer", 2, "use --offload 0"}, ""},
+    {{"too little host memory", GOOD "--offload 1", 2, "MiB of host memory are needed"},
+     "CPU_HOST_MEMORY=0.1"},
+    {{"too little for any share", GOOD "--offload auto", 2, "MiB of host memory are needed"},
+     "CPU_HOST_MEMORY=0.01"},
+};
+
 // Model folders that are refused, made by damaging a good one: one or two of each file, of which
 // test_checkpoint.c has all faults.
 typedef struct {
@@ -492,6 +521,13 @@ static void group_refusals(Context *x) {
     for (size_t i = 0; i < sizeof REFUSALS / sizeof *REFUSALS; i++) {
         const Refusal *r = &REFUSALS[i];
         check_refusal(x, &one, r->name, PLAIN, r->flags, r->code, r->says);
+    }
+    const Layout offload = {"train_offload", 1, ""};
+    bool built = !x->sanitized && !on_gpu(x);
+    for (size_t i = 0; built && i < sizeof OFFLOAD_REFUSALS / sizeof *OFFLOAD_REFUSALS; i++) {
+        const Refusal *r = &OFFLOAD_REFUSALS[i].refusal;
+        Setting setting = {OFFLOAD_REFUSALS[i].env, 0};
+        check_refusal(x, &offload, r->name, setting, r->flags, r->code, r->says);
     }
     for (size_t i = 0; i < sizeof BAD_MODELS / sizeof *BAD_MODELS; i++) {
         const BadModel *m = &BAD_MODELS[i];
@@ -811,8 +847,17 @@ static const Row ROWS[] = {
     {"_3d", 1, 5, 1, 1, WIDE_10, "", false, NULL},
     {"", 1, 1, 1, 1, WIDE_14, "", false, NULL},
     {"_3d", 1, 7, 1, 1, WIDE_14, "", false, NULL},
+    // activations on the host: the bits of the first rows
+    {"offload", 1, 1, 1, 1, GOLDEN, "--offload 0", true, NULL},
+    {"offload", 1, 1, 1, 1, GOLDEN, "--offload 0.25", false, NULL},
+    {"offload", 1, 1, 1, 1, GOLDEN, "--offload 0.5 --recompute gelu", true, NULL},
+    {"offload", 1, 1, 1, 4, GOLDEN, "--offload 1", true, "\"stream race\""},
+    {"offload", 1, 1, 1, 8, GOLDEN, "--offload auto", false, NULL},
+    {"offload", 1, 1, 1, 1, WIDE, "--offload 0.3", false, "two buffers for 9 layers"},
     // --dropout: the masks of the reference, whatever the layout is
     {"", 1, 1, 1, 1, DROPOUT, "", true, NULL},
+    {"offload", 1, 1, 1, 1, DROPOUT, "--offload 0.5", true, "\"masks of the wrong tokens\""},
+    {"offload", 1, 1, 1, 1, DROPOUT, "--offload 0 --recompute gelu", false, NULL},
     {"", 1, 1, 1, 1, DROPOUT, "--recompute layer", true, NULL},
     {"", 1, 1, 1, 1, DROPOUT, "--recompute gelu", false, NULL},
     {"", 1, 1, 1, 4, DROPOUT, "", false, NULL},
@@ -958,12 +1003,12 @@ static bool compare_bits(Matrix *m, const Row *row, const ParamTable *table, con
 
 // The flags of a row's trainer and grid, and its name in the table.
 static void row_flags(const Row *row, char flags[192], char name[128]) {
-    bool pp = strcmp(row->trainer, "_pp") == 0,
-         dp = *row->trainer && !pp && strcmp(row->trainer, "_tp") != 0;
-    bool alone = is_data_lesson(row->trainer);
+    bool one = !*row->trainer || strcmp(row->trainer, "offload") == 0;
+    bool pp = strcmp(row->trainer, "_pp") == 0;
+    bool dp = !one && !pp && strcmp(row->trainer, "_tp") != 0;
+    bool alone = one || is_data_lesson(row->trainer);
     size_t used = (size_t)snprintf(flags, 192, "--micro-batch %d %s", row->micro, row->flags);
-    if (*row->trainer && !alone)
-        used += (size_t)snprintf(flags + used, 192 - used, " --tensor %d", row->t);
+    if (!alone) used += (size_t)snprintf(flags + used, 192 - used, " --tensor %d", row->t);
     if ((pp || dp) && !alone)
         used += (size_t)snprintf(flags + used, 192 - used, " --pipeline %d", row->p);
     if (dp) snprintf(flags + used, 192 - used, " --data %d", row->d);
@@ -996,6 +1041,8 @@ static void run_row(Context *x, Matrix *m, const Row *row) {
     char trainer[32], flags[192], *name = m->names[m->rows], path[64], bits[48] = "";
     Layout layout = {trainer, row->t * row->d * row->p, flags};
     if (layout.ranks > max_ranks(x) || (x->bf16 && !row->bf16) || m->rows == MAX_ROWS) return;
+    // A product of fewer rows may have another algorithm on a GPU, and so other bits.
+    if (on_gpu(x) && strstr(row->flags, "--offload 0")) return;
     Case *c = &m->cases[row->fixture];
     if (!c->want.weights) open_case(x, c, row->fixture);
     const ParamTable *table = &c->ref.table;

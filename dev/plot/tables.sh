@@ -13,10 +13,11 @@ quick=(tensor_bytes tensor_memory tensor_ratio schedule_memory pipeline_bytes da
        lesson_data_bytes lesson_data_memory lesson_data_clock
        lesson_fsdp_bytes lesson_fsdp_memory lesson_fsdp_clock
        lesson_moe_bytes lesson_moe_clock lesson_context_recompute lesson_context_longest
+       lesson_offload_longest
        schedules schedules_norm refused bubbles study plan
        scale scale_bands scale_claims holmes holmes_plan cuda_lines
        files pipeline_unrolled layouts_agree zero_memory tensor_calls tensor_reach schedules_drawn
-       context_agrees context_balance llama_grid zb_steps v_steps
+       context_agrees context_balance llama_grid zb_steps v_steps offload_share offload_deep
        puzzles cases)
 slow=(layouts main errors no_wait one_stream zero no_add swapped_sums expert_balance post_ln
       parallel_block bubbles_paper plan_table1 plan_clock plan_fsdp scale_trainers cpu_speed)
@@ -458,6 +459,52 @@ table_lesson_context_longest() {
 ROWS
 }
 
+# What fits an A100 of 80 GB with 8 of a 7B model's 32 layers: the longest sequence in units of 1024
+# tokens, and the most sequences of 4096; a step then.
+table_lesson_offload_longest() {
+    local trainer flags sizes least most middle row
+    local head='s a step | MFU % | share | host, GiB'
+    echo "| \`train_\` | longest, K tokens | $head | most of 4096 | $head |"
+    echo '|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|'
+    while IFS='|' read -r trainer flags; do
+        row="| \`$trainer $flags\` |"
+        for sizes in '--micro-batch 1 --seq 1024' '--seq 4096 --micro-batch 1'; do
+            least=0 most=160
+            while [ $((most - least)) -gt 1 ]; do
+                middle=$(((least + most) / 2))
+                if seven_wide; then least=$middle; else
+                    grep -q 'does not fit' "$dir/err" || return 1
+                    most=$middle
+                fi
+            done
+            middle=$least
+            seven_wide || return 1
+            row+=$(awk -v least="$least" -v share="${flags##* }" '
+                /^pinned host/ { mib = $3 }
+                /^offload / { share = $2; mib = $(NF - 2) }
+                /^step [0-9]+\// { ms = $4; mfu = $(NF - 3); sub("%", "", mfu) }
+                END { if (mib == "") share = ""
+                      host = mib == "" ? "" : sprintf("%.1f ", mib / 1024)
+                      printf " %d | %.2f | %.1f | %s | %s|", least, ms / 1000, mfu, share, host
+                }' "$dir/out")
+        done
+        echo "$row"
+    done <<'ROWS'
+gpt|--recompute none
+gpt|--recompute layer
+offload|--offload 0
+offload|--offload auto
+offload|--offload 1
+ROWS
+}
+
+# Simulates a step of these layers, with the last of the sizes times `middle`.
+seven_wide() {
+    ranks 1 bf16 "train_$trainer" "--simulate dev/clusters/dgx-a100.json --ranks 1 --layers 8
+        --heads 32 --channels 4096 --vocab 50257 --steps 1 ${sizes% *} $((${sizes##* } * middle))
+        $flags" 2>/dev/null
+}
+
 # The lists of every schedule in virtual time, with F = B = W.
 table_schedules() { build/tools/schedule --table; }
 
@@ -778,7 +825,8 @@ printed() {
     fenced <"$dir/run.out"
 }
 for name in layouts_agree zero_memory tensor_calls tensor_reach schedules_drawn \
-    context_agrees context_balance expert_balance llama_grid zb_steps v_steps; do
+    context_agrees context_balance expert_balance llama_grid zb_steps v_steps offload_share \
+    offload_deep; do
     eval "table_$name() { printed $name; }"
 done
 
@@ -822,7 +870,7 @@ table_files() {
     echo '| file | lines | tokens | its diff | lines of it |'
     echo '|---|--:|--:|---|--:|'
     for file in train_gpt.cu train_gpt_{tp,pp,3d}.cu \
-        dev/lessons/train_{data,fsdp,context,moe,llama,zero_bubble,muon,v}.cu; do
+        dev/lessons/train_{data,fsdp,context,moe,llama,zero_bubble,muon,v,offload}.cu; do
         parent=$(sed -n '2s,^// parent: ,,p' "$file")
         [[ $file == train_gpt_*.cu ]] && parent=${PARENTS[$file]}
         changes=

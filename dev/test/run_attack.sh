@@ -98,7 +98,7 @@ timeout 60 "${launch[@]}" -n 4 "$trainer" $tiny --steps 3 --save-every 1 --out f
     </dev/null
 code=$?
 [ $code = 2 ] && [ "$(grep -c '^error: ' err)" = 1 ] &&
-    grep -q 'train_gpt is one rank, but 4 were started' err &&
+    grep -q 'this trainer is one rank, but 4 were started' err &&
     [ ! -e four/step-00000001 ]
 report $? "train_gpt under mpirun -n 4 is refused, once: $(grep -m1 '^error' err)"
 

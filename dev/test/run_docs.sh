@@ -3,7 +3,7 @@
 # drawings, the plan that lesson 4 prints of `make train`, the code of the recipes, and every link,
 # flag, file and known bug that the pages name.
 # needs: fp32/train_gpt fp32/train_gpt_tp fp32/train_gpt_pp fp32/train_gpt_3d bf16/train_gpt_3d
-# needs: bf16/train_zero_bubble fp32/train_v
+# needs: bf16/train_zero_bubble fp32/train_v bf16/train_gpt bf16/train_offload
 # needs: bf16/train_context bf16/train_data bf16/train_fsdp bf16/train_moe bf16/train_gpt_tp
 # needs: fp32/train_moe fp32/train_data
 # needs: fp32/train_context fp32/train_fsdp fp32/train_llama fp32/train_zero_bubble
@@ -47,8 +47,10 @@ check "the drawings are what build/tools/figures draws (else: make doc)" "$(draw
 
 schedules() {
     dev/plot/schedules.sh "$build" "$dir" >/dev/null 2>&1 || echo 'dev/plot/schedules.sh fails'
-    for drawn in gpipe 1f1b interleaved zb-h1 zb-auto zb-v; do cmp "$dir/$drawn.svg" \
-        doc/pictures/$drawn.svg; done 2>&1
+    dev/plot/offload.sh "${build/fp32/bf16}" "$dir" || echo 'dev/plot/offload.sh fails'
+    for drawn in gpipe 1f1b interleaved zb-h1 zb-auto zb-v offload-auto offload-1; do
+        cmp "$dir/$drawn.svg" doc/pictures/$drawn.svg
+    done 2>&1
 }
 check "the schedules' pictures are those of a simulated step (else: make doc)" "$(schedules)"
 

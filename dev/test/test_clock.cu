@@ -161,6 +161,18 @@ static void test_costs() {
     CUDA_CHECK(cudaMemcpy(y, bytes, sizeof bytes, cudaMemcpyHostToDevice));
     check(&totals, host() == 1000 + 100 + 10000, "a synchronous copy moves the host on");
     begin();
+    char *pinned;
+    CUDA_CHECK(cudaMallocHost(&pinned, 5000));
+    cpu_clock().cluster.host_bandwidth = 1e9;
+    kernel(0, 6000);
+    CUDA_CHECK(cudaMemcpyAsync(pinned, y, 5000, cudaMemcpyDeviceToHost, streams[1]));
+    CUDA_CHECK(cudaMemcpyAsync(y, pinned, 2000, cudaMemcpyHostToDevice, streams[1]));
+    CUDA_CHECK(cudaDeviceSynchronize());
+    check(&totals, at(0) == 1000 + 6100 && at(1) == 2000 + 5100 + 2100,
+          "copies to the host and back follow each other beside a kernel, at its bandwidth");
+    cpu_clock().cluster.host_bandwidth = 0;
+    CUDA_CHECK(cudaFreeHost(pinned));
+    begin();
     kernel_cost(KERNEL_OPTIMIZER, 100, 1, 1), kernel_cost(KERNEL_CLASSIFIER, 100, 1, 1);
     LAUNCH(nothing_kernel, 1, 1, streams[0])(device);
     CUDA_CHECK(cudaDeviceSynchronize());
@@ -205,6 +217,16 @@ static void test_order_and_simulation() {
           "a simulated device has memory to give");
     check(&totals, cudaMalloc(&large, (size_t)1 << 30) == cudaErrorMemoryAllocation,
           "but not more than the cluster's");
+    cudaGetLastError();
+    Cluster *cluster = &cpu_clock().cluster;
+    cluster->host_memory = 2 * (double)((size_t)64 << 30);
+    char *pinned = NULL;
+    check(&totals,
+          cudaMallocHost(&pinned, ((size_t)64 << 30) + 1) == cudaErrorMemoryAllocation &&
+              cudaMallocHost(&pinned, (size_t)60 << 30) == cudaSuccess && pinned[123] == 0 &&
+              cudaFreeHost(pinned) == cudaSuccess,
+          "a device's share of the host's memory is there, and takes no room here");
+    cluster->host_memory = 0;
     cudaGetLastError();
     cpu_clock_start(&cpu_clock().cluster, false);
     CUDA_CHECK(cudaMemcpy(&touched, device, sizeof touched, cudaMemcpyDeviceToHost));

@@ -464,6 +464,24 @@ static void test_memory() {
           "allocated memory is not free");
     CUDA_CHECK(cudaFree(p));
     unsetenv("CPU_DEVICE_MEMORY");
+
+    size_t held = cpu_memory().host_bytes, device_held = cpu_memory().device_bytes;
+    setenv("CPU_HOST_MEMORY", "64", 1);
+    size_t room = cpu_host_memory();
+    check(&c,
+          room <= ((size_t)64 << 20) - held &&
+              cudaMallocHost(&p, room + 1) == cudaErrorMemoryAllocation &&
+              cudaMallocHost(&p, 1 << 20) == good && cpu_host_memory() == room - (1 << 20) &&
+              cpu_memory().device_bytes == device_held,
+          "pinned memory is counted, apart from the device's, and ends");
+    check(&c,
+          cudaFreeHost(p) == good && cudaFreeHost(p) == value && cpu_memory().host_bytes == held &&
+              cudaFreeHost(NULL) == good,
+          "cudaFreeHost gives it back once");
+    x = device<float>(4);
+    check(&c, cudaFreeHost(x) == value && cudaFree(x) == good, "and not the device's");
+    unsetenv("CPU_HOST_MEMORY");
+    cudaGetLastError();
 }
 
 static void test_device() {

@@ -3,7 +3,8 @@
 // New memory is NaN. A strip behind each allocation is checked by cudaFree and at every
 // device synchronisation, so that a kernel's write past the end is reported in any build.
 // Under AddressSanitizer reads have exact bounds too, and only the scheduler may touch
-// device memory. A simulation has addresses that nothing can touch, and zeroed host memory.
+// device memory. A simulation has addresses that nothing can touch, and zeroed host memory,
+// of which a page takes room when the program first writes to it.
 #ifndef LLMC_CPU_ALLOCATION_H
 #define LLMC_CPU_ALLOCATION_H
 
@@ -16,7 +17,7 @@
 
 struct CpuAllocation {
     size_t bytes;
-    void *base;   // for free(); NULL: nothing is there
+    void *base;   // for free(); NULL: nothing is there, or untouched pages of munmap
     bool device;  // cudaMalloc, else cudaMallocHost
 };
 
@@ -25,7 +26,7 @@ constexpr size_t CPU_PIECE = 2 << 20;  // also the size and alignment of a huge 
 
 struct CpuMemory {
     std::map<uintptr_t, CpuAllocation> live;
-    size_t device_bytes;  // allocated now
+    size_t device_bytes, host_bytes;  // allocated now; host: pinned
     bool open;            // device memory may be touched: the scheduler runs
     uintptr_t nowhere =
         (uintptr_t)1
@@ -98,11 +99,16 @@ static inline bool cpu_open_memory(bool open) {
 
 static inline void *cpu_allocate(size_t bytes, bool device) {
     CpuMemory &m = cpu_memory();
-    if (device) m.device_bytes += bytes;
-    if (device && cpu_simulates()) {
+    if (cpu_simulates()) {
         uintptr_t p = m.nowhere;
-        m.nowhere += (bytes + 255) / 256 * 256;
-        m.live[p] = {bytes, NULL, true};
+        if (device)
+            m.nowhere += (bytes + 255) / 256 * 256;
+        else
+            p = (uintptr_t)mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if ((void *)p == MAP_FAILED) return NULL;
+        (device ? m.device_bytes : m.host_bytes) += bytes;
+        m.live[p] = {bytes, NULL, device};
         return (void *)p;
     }
     bool big = bytes >= (size_t)CPU_BIG && !CPU_ASAN;
@@ -115,7 +121,8 @@ static inline void *cpu_allocate(size_t bytes, bool device) {
         return NULL;
     if (big) madvise(base, bytes + offset, MADV_HUGEPAGE);
     char *p = base + offset;
-    cpu_fill(p, cpu_simulates() ? 0 : 0xFF, bytes);
+    cpu_fill(p, 0xFF, bytes);
+    (device ? m.device_bytes : m.host_bytes) += bytes;
     memset(p + bytes, CPU_FENCE_BYTE, CPU_FENCE);
     m.live[(uintptr_t)p] = {bytes, base, device};
     if (device && !m.open) cpu_poison(p, bytes, true);
@@ -135,15 +142,16 @@ static inline void cpu_check_fences() {
     for (auto &a : cpu_memory().live) cpu_check_fence(a.first, a.second);
 }
 
-// Frees device memory. Returns false if p is not the start of a live allocation of
-// cudaMalloc.
-static inline bool cpu_release(void *p) {
+// Frees device or pinned memory. Returns false if p is not the start of a live allocation of
+// that kind.
+static inline bool cpu_release(void *p, bool device) {
     CpuMemory &m = cpu_memory();
     auto a = m.live.find((uintptr_t)p);
-    if (a == m.live.end() || !a->second.device) return false;
+    if (a == m.live.end() || a->second.device != device) return false;
     cpu_check_fence(a->first, a->second);
-    m.device_bytes -= a->second.bytes;
+    (device ? m.device_bytes : m.host_bytes) -= a->second.bytes;
     if (a->second.base) cpu_poison(p, a->second.bytes, false);
+    if (!a->second.base && !device) munmap(p, a->second.bytes);
     free(a->second.base);
     m.live.erase(a);
     return true;

@@ -147,7 +147,8 @@ static inline double cpu_kernel_seconds(const Cluster *c, const KernelWork *w) {
             return cost_memory(c, c->optimizer_efficiency,
                                c->optimizer_bytes * w->elements);
         case KERNEL_COPY:
-            return c->launch_device + bytes / c->nic_bandwidth;  // over PCIe, as to a NIC
+            return c->launch_device +
+                   bytes / (c->host_bandwidth > 0 ? c->host_bandwidth : c->nic_bandwidth);
         default: return cost_memory(c, c->elementwise_efficiency, bytes);
     }
 }

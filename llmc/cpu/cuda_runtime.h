@@ -178,19 +178,25 @@ static inline cudaError_t cudaEventDestroy(cudaEvent_t event) {
 
 // --------------------------------------------------------------------------------- memory
 
-// Returns the bytes of the "device": CPU_DEVICE_MEMORY (in MiB) or the machine's memory, or
-// in a simulation the memory of the cluster's device. Available is the rest of both.
-static inline cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
+// Returns the bytes of this machine, and stores those that are unused.
+static inline size_t cpu_machine_memory(size_t *unused) {
     size_t machine = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
-    size_t unused = machine;
     FILE *f = fopen("/proc/meminfo", "r");
+    *unused = machine;
     if (f) {
         char line[128];
         size_t kib;
         while (fgets(line, sizeof line, f))
-            if (sscanf(line, "MemAvailable: %zu kB", &kib) == 1) unused = kib << 10;
+            if (sscanf(line, "MemAvailable: %zu kB", &kib) == 1) *unused = kib << 10;
         fclose(f);
     }
+    return machine;
+}
+
+// Returns the bytes of the "device": CPU_DEVICE_MEMORY (in MiB) or the machine's memory, or
+// in a simulation the memory of the cluster's device. Available is the rest of both.
+static inline cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
+    size_t unused, machine = cpu_machine_memory(&unused);
     double limit = environment_number("CPU_DEVICE_MEMORY", 0);
     *total = limit > 0 ? (size_t)(limit * (1 << 20)) : machine;
     if (cpu_simulates())
@@ -201,11 +207,27 @@ static inline cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
     return cudaSuccess;
 }
 
+// Returns the bytes that may still be pinned: of CPU_HOST_MEMORY (in MiB), of the machine's
+// unused memory, or in a simulation of a device's share of its node's memory.
+static inline size_t cpu_host_memory() {
+    const Cluster *c = &cpu_clock().cluster;
+    size_t unused, used = cpu_memory().host_bytes;
+    cpu_machine_memory(&unused);
+    double limit = environment_number("CPU_HOST_MEMORY", 0) * (1 << 20);
+    if (limit <= 0 && !cpu_simulates()) return unused;
+    if (limit <= 0) limit = c->host_memory > 0 ? c->host_memory / c->gpus_per_node : 1e18;
+    size_t left = (size_t)limit > used ? (size_t)limit - used : 0;
+    return cpu_simulates() ? left : std::min(left, unused);
+}
+
 static inline cudaError_t cpu_malloc(void **p, size_t bytes, bool device) {
     *p = NULL;
     if (bytes == 0) return cudaSuccess;
-    size_t available, total;
-    cudaMemGetInfo(&available, &total);
+    size_t available = 0, total;
+    if (device)
+        cudaMemGetInfo(&available, &total);
+    else
+        available = cpu_host_memory();
     if (bytes > available || !(*p = cpu_allocate(bytes, device)))
         return cpu_error(cudaErrorMemoryAllocation);
     return cudaSuccess;
@@ -220,10 +242,16 @@ static inline cudaError_t cudaMallocHost(T **p, size_t bytes) {
 }
 
 // Frees after all queued work.
-static inline cudaError_t cudaFree(void *p) {
+static inline cudaError_t cpu_free(void *p, bool device) {
     if (!p) return cudaSuccess;
     cpu_drain(0);
-    return cpu_error(cpu_release(p) ? cudaSuccess : cudaErrorInvalidValue);
+    return cpu_error(cpu_release(p, device) ? cudaSuccess : cudaErrorInvalidValue);
+}
+static inline cudaError_t cudaFree(void *p) {
+    return cpu_free(p, true);
+}
+static inline cudaError_t cudaFreeHost(void *p) {
+    return cpu_free(p, false);
 }
 
 // Checks that both ranges are valid and of the kind's direction.

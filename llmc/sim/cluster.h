@@ -50,6 +50,9 @@ typedef struct {
     double overlap_slowdown;  // of kernels while the same device communicates, >= 1
     // the node
     double gpus_per_node;
+    double host_bandwidth;  // of one device to its host and back, with pinned memory; 0:
+                            // unknown, and a small copy is as fast as one to a NIC
+    double host_memory;     // bytes of a node, 0: unknown
     double node_bandwidth, node_base,
         node_hop;  // bus bandwidth of collectives in a node; s; s for each rank passed
     // bytes of each rank in a ring's turn; s of an empty last turn
@@ -146,6 +149,8 @@ static const Field CLUSTER_FIELDS[] = {
     SHARE(optimizer_efficiency, 0),
     CONSTANT(overlap_slowdown, FIELD_REAL, 1, 10, 0, NULL),
     COUNT(gpus_per_node, 0),
+    AMOUNT(host_bandwidth, CLUSTER_OPTIONAL),
+    AMOUNT(host_memory, CLUSTER_OPTIONAL),
     AMOUNT(node_bandwidth, 0),
     COST(node_base, 0),
     COST(node_hop, 0),

@@ -190,19 +190,18 @@ static inline bool trainer_prepare(Trainer *m, int argc, char **argv, const Less
     return trainer_files(m, from, began, lesson, err);
 }
 
-// Starts the one rank of train_gpt.cu and reads everything that the command line names.
-// Whatever is wrong is said in one sentence, and the program leaves with exit code 2.
-// ranks.cuh has another one for trainers of several ranks.
-static inline void trainer_open(Trainer *m, int argc, char **argv) {
+// Starts the one rank of train_gpt.cu, or of a lesson behind it, and reads everything that
+// the command line names. Whatever is wrong is said in one sentence, and the program leaves
+// with exit code 2. ranks.cuh has another one for trainers of several ranks.
+static inline void trainer_open(Trainer *m, int argc, char **argv, Lesson lesson = {}) {
     Error err;
-    Lesson lesson = {};
     lesson.groups = one_rank_options();
     trainer_simulate(argc, argv, &lesson);
     job_start(&m->job, &argc, &argv);
     job_agree(&m->job, job_check_launcher(&m->job, &err), &err);
     bool ok = m->job.size == 1 ||
               error_set(&err,
-                        "train_gpt is one rank, but %d were started: use train_gpt_3d",
+                        "this trainer is one rank, but %d were started: use train_gpt_3d",
                         m->job.size);
     job_agree(&m->job, ok, &err);  // before a rank leaves for --help
     job_agree(&m->job, trainer_prepare(m, argc, argv, &lesson, &err), &err);
