@@ -109,7 +109,7 @@ static inline void reference_rope(const Llama *m, double *x, size_t N, size_t T,
 static inline void reference_groups(double *out, double *att, const double *qkv,
                                     double *dqkv, const double *dout, size_t B, size_t T,
                                     size_t NH, size_t KV, size_t HS,
-                                    const int *first = NULL) {
+                                    const int *first) {
     size_t S = (NH + 2 * KV) * HS;
     double scale = 1 / sqrt((double)HS);
     for (size_t i = 0; i < B * NH * T; i++) {
@@ -222,7 +222,8 @@ static inline void reference_block_forward(const Reference *ref, size_t l,
     reference_linear_forward(x->qkv + C, S, x->ln1, w[KW], w[KB], N, C, K);
     reference_linear_forward(x->qkv + C + K, S, x->ln1, w[VW], w[VB], N, C, K);
     reference_rope(m, x->qkv, N, T, NH + m->KV, HS, S, 1);
-    reference_groups(x->atty, x->att, x->qkv, NULL, NULL, B, T, NH, m->KV, HS);
+    reference_groups(x->atty, x->att, x->qkv, NULL, NULL, B, T, NH, m->KV, HS,
+                     ref->first);
     reference_linear_forward(x->mid, C, x->atty, w[PROJW], NULL, N, C, C);
     for (size_t i = 0; i < N * C; i++) x->mid[i] += x->x[i];
     reference_norm_forward(m, x->ln2, x->mid, w[LN2W], w[LN2B], N, C);
@@ -256,7 +257,8 @@ static inline void reference_block_backward(Reference *ref, size_t l,
     for (size_t i = 0; i < N * C; i++) d->x[i] += d->mid[i];
     reference_linear_backward(d->atty, g[PROJW], NULL, d->mid, C, x->atty, w[PROJW], N, C,
                               C);
-    reference_groups(NULL, x->att, x->qkv, d->qkv, d->atty, B, T, NH, m->KV, HS);
+    reference_groups(NULL, x->att, x->qkv, d->qkv, d->atty, B, T, NH, m->KV, HS,
+                     ref->first);
     reference_rope(m, d->qkv, N, T, NH + m->KV, HS, S, -1);
     reference_linear_backward(d->ln1, g[QKVW], g[QKVB], d->qkv, S, x->ln1, w[QKVW], N, C,
                               C);
