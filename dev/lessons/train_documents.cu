@@ -28,6 +28,7 @@
 
 // Trainer: everything but the mathematics: options, memory, data, optimizer, checkpoints
 #include "llmc/trainer/split_data.cuh"
+#include "llmc/host/documents.h"
 #include "llmc/kernels/attention_first.cuh"
 #include "llmc/kernels/classifier.cuh"
 #include "llmc/kernels/context.cuh"
@@ -63,7 +64,7 @@ struct Acts {
 struct GPT : Trainer {
     // Context parallelism.
     DocumentFlags documents;    // the command line's
-    Context flags;              // and this rank's part of each sequence
+    Context flags;              // its part about context, and this rank's of each sequence
     Context cut;                // of the tokens at hand: a sample of text is not cut
     ncclComm_t sequence;        // the c ranks that share each; NULL: not connected yet
     cudaStream_t ring_stream;
@@ -74,15 +75,16 @@ struct GPT : Trainer {
     Ring ring;                  // keys, values and their gradients, which go round
 
     // Documents.
-    int eot;                    // the token that begins them
-    int *first;                 // (micros, B, cT)  where each token's document begins
-    int *positions;             // (micros, B, T)   of this rank's tokens in their documents
-    int *host_first;            // the same two, pinned
+    int eot;              // the token that begins them
+    int *first;           // (micros, B, cT)  where each token's document begins
+    int *positions;       // (micros, B, T)   of this rank's tokens, in their documents
+    int *host_first;      // the same two, pinned
     int *host_positions;
-    double *scores;             // [micros][c] pairs of a query and a key of each ring step
-    FirstKeys keys;             // of the micro-batch at hand
-    const int *at;              // (B, T) its positions
-    const double *step_scores;  // [c]
+    double *scores;       // [micros][c] pairs of a query and a key, of each ring step
+
+    FirstKeys keys;              // of the micro-batch at hand
+    const int *micro_positions;  // (B, T)
+    const double *micro_scores;  // [c]
 
     ncclComm_t data;               // the d ranks, which all hold the whole model
     cudaStream_t data_stream;
@@ -266,11 +268,12 @@ static void use_bucket(GPT *m, size_t bucket) {
 // Finds the documents of sequence i of a batch, which is cut over ranks that have T tokens
 // each. This rank's tokens alone do not say where their documents begin.
 static void find_documents(GPT *m, Context cut, size_t i, const int *tokens, size_t T) {
-    size_t c = context_is_ring(cut) ? cut.c : 1;
+    bool ring = context_is_ring(cut);
+    size_t steps = ring ? cut.c : 1;
     size_t whole = cut.c > 1 ? T * cut.c : T;
     int *first = m->host_first + i * whole;
     int *positions = m->host_positions + i * T;
-    double *scores = m->scores + i / m->B * c;
+    double *scores = m->scores + i / m->B * steps;
     document_keys(first, tokens, whole, m->eot);
 
     Tokens mine = context_tokens(cut);
@@ -279,16 +282,13 @@ static void find_documents(GPT *m, Context cut, size_t i, const int *tokens, siz
         positions[t] = (int)position - first[position];
     }
 
-    // The pairs of a query and a key: a step of the ring without any is skipped.
-    for (size_t step = 0; step < c; step++) {
+    // Attention's work is its pairs of a query and a key: a step without any is skipped.
+    for (size_t step = 0; step < steps; step++) {
+        Tokens others = ring ? ring_step(cut, step, m->B, T, m->A, m->NHl).others : Tokens();
         if (i % m->B == 0)
             scores[step] = 0;
-        if (c == 1) {
-            scores[step] += document_scores(first, Tokens(), Tokens(), whole);
-            continue;
-        }
-        Tokens others = ring_step(cut, step, m->B, T, m->A, m->NHl).others;
-        scores[step] += document_scores(first, mine, others, T);
+        scores[step] += document_scores(first, ring ? mine : others, others,
+                                        ring ? T : whole);
     }
 }
 
@@ -327,14 +327,15 @@ static void copy_documents(GPT *m, size_t sequences, size_t T) {
 // Takes the documents of a micro-batch.
 static void documents_at(GPT *m, size_t micro) {
     size_t N = m->B * m->T;
-    m->step_scores = m->scores + micro * (context_is_ring(m->cut) ? m->cut.c : 1);
-    m->keys = {m->first + micro * N * m->opt.context, m->step_scores[0]};
-    m->at = m->positions + micro * N;
+    size_t steps = context_is_ring(m->cut) ? m->cut.c : 1;
+    m->micro_scores = m->scores + micro * steps;
+    m->micro_positions = m->positions + micro * N;
+    m->keys = {m->first + micro * N * m->opt.context, m->micro_scores[0]};
 }
 
 // The keys of a step of the ring.
 static FirstKeys keys_of(const GPT *m, RingStep s) {
-    return {m->keys.first, m->step_scores[s.step]};
+    return {m->keys.first, m->micro_scores[s.step]};
 }
 
 // ----------------------------------------------------------------------------------------
@@ -423,7 +424,7 @@ static void ring_forward(GPT *m, LayerActs *a, size_t B, size_t T, Dropout d) {
 
     for (size_t step = 0; step < m->cut.c; step++) {
         RingStep now = document_step(ring_step(m->cut, step, B, T, A, m->NHl),
-                                     m->step_scores);
+                                     m->micro_scores);
 
         // The next keys travel while attention to these is computed.
         ring_pass(m, step, step + 1 < m->cut.c, false);
@@ -444,7 +445,7 @@ static void ring_backward(GPT *m, LayerActs *a, size_t B, size_t T, Dropout d) {
 
     for (size_t step = 0; step < c; step++) {
         RingStep now = document_step(ring_step(m->cut, step, B, T, A, m->NHl),
-                                     m->step_scores);
+                                     m->micro_scores);
 
         // A rank adds its part to the gradients of these keys once those of the ranks before
         // have arrived.
@@ -615,7 +616,8 @@ static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, i
     use_bucket(m, 0);
     use_bucket(m, 1);
     encoder_forward(x, inputs, w[WTE], NULL, B, T, C, m->V0, m->Vl, s);
-    encoder_forward(m->proj, m->at, w[WPE], NULL, B, T, C, 0, m->config.maxT, s);
+    encoder_forward(m->proj, m->micro_positions, w[WPE], NULL, B, T, C, 0,
+                    m->config.maxT, s);
     columns_move<true>(x, C, m->proj, C, B, T, 0, T, C, s);
     dropout_forward(x, drop(m, DROPOUT_EMBEDDING, 0), Nl, C, s);
 
@@ -689,7 +691,8 @@ static void backward(GPT *m, Acts *acts, const int *inputs, int micro) {
     if (!add)
         CUDA_CHECK(cudaMemsetAsync(dw[WPE], 0, maxT * C * sizeof(float), s));
     encoder_backward(dw[WTE], NULL, dout, inputs, B, T, C, maxT, m->V0, m->Vl, add, s);
-    encoder_backward(dw[WPE], NULL, dout, m->at, B, T, C, maxT, 0, maxT, add, s);
+    encoder_backward(dw[WPE], NULL, dout, m->micro_positions, B, T, C, maxT, 0, maxT, add,
+                     s);
 }
 
 // Runs all micro-batches of the global batch: with backward to train, without to validate.

@@ -2,11 +2,11 @@
 // and to windows.
 // lesson: documents
 //
-// defines: FirstKeys, window_keys, document_keys
+// defines: FirstKeys, window_keys, document_keys, tokens_before, document_scores
 #ifndef LLMC_HOST_FIRST_KEYS_H
 #define LLMC_HOST_FIRST_KEYS_H
 
-#include <stddef.h>
+#include "llmc/host/tokens.h"
 
 // Query t of a sequence sees keys first[t] to t. first[t + 1] >= first[t], so that kernels
 // can skip tiles.
@@ -34,6 +34,29 @@ static inline double window_keys(int *first, const int *document, size_t T, size
 static inline void document_keys(int *first, const int *tokens, size_t T, int eot) {
     for (size_t t = 0; t < T; t++)
         first[t] = t == 0 || tokens[t] == eot ? (int)t : first[t - 1];
+}
+
+// Returns how many of a rank's T rows have positions before the given one.
+RANDOM_FUNCTION size_t tokens_before(Tokens t, size_t position, size_t T) {
+    size_t first = position > t.shift[0] ? position - t.shift[0] : 0;
+    size_t second = position > t.shift[1] ? position - t.shift[1] : 0;
+    if (first > t.half) first = t.half;
+    if (second < t.half) second = t.half;
+    if (second > T) second = T;
+    return first + second - t.half;
+}
+
+// Returns the pairs of a query and a key of its document, of two ranks with T rows each of
+// a sequence. first: of the whole sequence.
+static inline double document_scores(const int *first, Tokens queries, Tokens keys,
+                                     size_t T) {
+    size_t scores = 0;
+    for (size_t q = 0; q < T; q++) {
+        size_t position = tokens_position(queries, q);
+        size_t begin = (size_t)first[position];
+        scores += tokens_before(keys, position + 1, T) - tokens_before(keys, begin, T);
+    }
+    return (double)scores;
 }
 
 #endif

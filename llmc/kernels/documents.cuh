@@ -7,7 +7,6 @@
 #ifndef LLMC_DOCUMENTS_CUH
 #define LLMC_DOCUMENTS_CUH
 
-#include "llmc/host/documents.h"
 #include "llmc/kernels/attention_first.cuh"
 #include "llmc/kernels/context.cuh"
 
