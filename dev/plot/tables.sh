@@ -16,7 +16,8 @@ quick=(tensor_bytes tensor_memory tensor_ratio schedule_memory pipeline_bytes da
        schedules schedules_norm refused bubbles study plan
        scale scale_bands scale_claims holmes holmes_plan cuda_lines
        files pipeline_unrolled layouts_agree zero_memory tensor_calls tensor_reach schedules_drawn
-       context_agrees context_balance llama_grid zb_steps v_steps
+       context_agrees context_balance llama_grid zb_steps v_steps documents_agree
+       documents_clock
        puzzles cases)
 slow=(layouts main errors no_wait one_stream zero no_add swapped_sums expert_balance post_ln
       parallel_block bubbles_paper plan_table1 plan_clock plan_fsdp scale_trainers cpu_speed)
@@ -778,7 +779,8 @@ printed() {
     fenced <"$dir/run.out"
 }
 for name in layouts_agree zero_memory tensor_calls tensor_reach schedules_drawn \
-    context_agrees context_balance expert_balance llama_grid zb_steps v_steps; do
+    context_agrees context_balance expert_balance llama_grid zb_steps v_steps \
+    documents_agree documents_clock; do
     eval "table_$name() { printed $name; }"
 done
 
@@ -822,7 +824,7 @@ table_files() {
     echo '| file | lines | tokens | its diff | lines of it |'
     echo '|---|--:|--:|---|--:|'
     for file in train_gpt.cu train_gpt_{tp,pp,3d}.cu \
-        dev/lessons/train_{data,fsdp,context,moe,llama,zero_bubble,muon,v}.cu; do
+        dev/lessons/train_{data,fsdp,context,moe,llama,zero_bubble,muon,v,documents}.cu; do
         parent=$(sed -n '2s,^// parent: ,,p' "$file")
         [[ $file == train_gpt_*.cu ]] && parent=${PARENTS[$file]}
         changes=
