@@ -1,5 +1,5 @@
-// draw_documents.h: a ring of context parallelism whose sequence has several documents: who
-// attends to what, and how uneven that is.
+// draw_documents.h: a sequence of several documents on a ring of context parallelism: its mask, and
+// the uneven work of the ranks.
 #ifndef LLMC_DRAW_DOCUMENTS_H
 #define LLMC_DRAW_DOCUMENTS_H
 

@@ -3,10 +3,10 @@
 // block sees, and of queries that see no key of it, are skipped.
 // lesson: documents
 //
-// The kernels are those of attention.cuh. `first` never falls from a query to the next, so a
-// block's first query knows where its keys begin, and a search finds the last query that
-// sees the block's keys. Hopper's asynchronous kernels know causal masks alone: a GPU takes
-// the others.
+// The kernels are the templates of attention.cuh. `first` never falls from a query to the
+// next. So a block's first query knows where its keys begin, and bisection finds the last
+// query that sees a block of keys. Hopper's asynchronous kernels know causal masks alone: a
+// GPU takes the others.
 //
 // defines: WithFirst, AttentionFirst, attention_first_forward, attention_first_backward
 #ifndef LLMC_ATTENTION_FIRST_CUH
