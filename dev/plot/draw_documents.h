@@ -115,7 +115,8 @@ static inline void draw_documents(FILE *out) {
                 DOCUMENTS_SAMPLES, DOCUMENTS_LONG);
     for (int row = 0; row < 3; row++) {
         double y = 570 + 24 * row;
-        FIGURE_NOTE(out, 20, y, "%s", row == 0 ? "mean length" : row == 1 ? "zigzag" : "contiguous");
+        static const char *const names[] = {"mean length", "zigzag", "contiguous"};
+        FIGURE_NOTE(out, 20, y, "%s", names[row]);
         for (size_t i = 0; i < sizeof means / sizeof *means; i++) {
             double x = 140 + 150 * (double)i, skipped;
             double times = row ? document_unevenness(means[i], row == 1, &skipped) : 0;
