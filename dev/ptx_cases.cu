@@ -2,7 +2,7 @@
 // dev/cuda checks in the interpreter, at small sizes, and prints their results: as a CPU computes
 // them, and as dev/ptx.py interprets them. `make ptx` compares both.
 #include "dev/cuda/kernel_test.h"
-#include "llmc/kernels/attention.cuh"
+#include "llmc/kernels/attention_first.cuh"
 #include "llmc/kernels/add.cuh"
 #include "llmc/kernels/dropout.cuh"
 #include "llmc/kernels/rope.cuh"
@@ -43,6 +43,32 @@ static void attention_case(size_t B, size_t T, size_t NH, size_t KV, size_t HS, 
     test_release(mark);
 }
 
+// Queries that see keys from their document's beginning on; documents of 1, 2, 4, 8, ... tokens.
+template <int CAPACITY, bool DROP>
+static void first_case(size_t T, size_t HS) {
+    size_t mark = test_count, n = T * HS;
+    floatX *out = test_floatX(n), *dqkv = test_floatX(3 * n);
+    int *first = (int *)test_memory(T * sizeof(int)), *device = (int *)test_device(T * sizeof(int));
+    for (size_t t = 0; t < T; t++) first[t] = ((t + 1) & t) == 0 ? (int)t : first[t - 1];
+    CUDA_CHECK(cudaMemcpy(device, first, T * sizeof(int), cudaMemcpyHostToDevice));
+    Dropout d = dropout_for(dropout_make(DROP ? 0.2 : 0, 5, 1, 3), DROPOUT_SCORES, 2);
+    AttentionFirst a = {};
+    (Attention &)a = attention_of(values(3 * n, 1.5, 1), 1, T, HS, 1);
+    a.first = device;
+    a.y = a.out = out, a.lse = test_floats(T), a.dot = test_floats(T);
+    a.dout = values(n, 1, 2), a.dq = dqkv, a.dk = dqkv + HS, a.dv = a.dk + HS;
+    for (int backward = 0; backward < 2; backward++) {
+#ifdef PRECISION_BF16
+        attention_mma<AttentionMma<CAPACITY, AttentionFirst>, DROP>(a, d, backward, stream);
+#else
+        attention_rows<AttentionRows<CAPACITY, AttentionFirst>, DROP>(a, d, backward, stream);
+#endif
+    }
+    result("attention_first", out, n);
+    result("attention_first", dqkv, 3 * n);
+    test_release(mark);
+}
+
 static void element_cases(size_t N, size_t F) {
     size_t mark = test_count, n = N * F;
     floatX *x = values(n, 4, 1), *out = test_floatX(n);
@@ -74,6 +100,7 @@ int main(void) {
     for (size_t HS : sizes) attention_case(1, 67, 1, 1, HS, 0.2);
     attention_case(1, 37, 3, 3, 9, 0.2), attention_case(1, 33, 2, 1, 300, 0);
     attention_case(1, 37, 2, 2, 50, 0), attention_case(1, 37, 1, 1, 50, 0.2);
+    first_case<64, false>(150, 64), first_case<128, true>(70, 128);
     element_cases(5, 48), element_cases(3, 37);
     rope_case(13, 2, 32), rope_case(7, 3, 6);
     test_release(0);

@@ -105,26 +105,28 @@ static inline void reference_rope(const Llama *m, double *x, size_t N, size_t T,
 
 // Causal attention over qkv [N, NH + 2 KV, HS]: out [N,NH,HS], att [B,NH,T,T]. Query head h
 // reads key head h / (NH/KV). With dout, adds to dqkv instead and leaves out as it is.
+// first[B,T], if it is there: the first key that each query sees.
 static inline void reference_groups(double *out, double *att, const double *qkv,
                                     double *dqkv, const double *dout, size_t B, size_t T,
-                                    size_t NH, size_t KV, size_t HS) {
+                                    size_t NH, size_t KV, size_t HS,
+                                    const int *first) {
     size_t S = (NH + 2 * KV) * HS;
     double scale = 1 / sqrt((double)HS);
     for (size_t i = 0; i < B * NH * T; i++) {
         size_t b = i / T / NH, h = i / T % NH, t = i % T, query = (b * T + t) * S + h * HS;
         size_t first_key = b * T * S + (NH + h / (NH / KV)) * HS;
-        size_t at = ((b * T + t) * NH + h) * HS;
+        size_t at = ((b * T + t) * NH + h) * HS, begin = reference_first(first, b * T + t);
         double *row = att + i * T, max = -INFINITY, sum = 0, mean = 0;
-        for (size_t s = 0; s <= t && !dout; s++) {
+        for (size_t s = begin; s <= t && !dout; s++) {
             row[s] = 0;
             for (size_t j = 0; j < HS; j++)
                 row[s] += scale * qkv[query + j] * qkv[first_key + s * S + j];
             if (row[s] > max) max = row[s];
         }
-        for (size_t s = 0; s <= t && !dout; s++) sum += row[s] = exp(row[s] - max);
+        for (size_t s = begin; s <= t && !dout; s++) sum += row[s] = exp(row[s] - max);
         for (size_t j = 0; j < HS && !dout; j++) out[at + j] = 0;
         for (size_t pass = 0; pass < 2; pass++) {
-            for (size_t s = 0; s <= t; s++) {
+            for (size_t s = begin; s <= t; s++) {
                 size_t key = first_key + s * S, value = key + KV * HS;
                 double drow = 0;
                 if (!dout && pass == 0) row[s] /= sum;
@@ -220,7 +222,8 @@ static inline void reference_block_forward(const Reference *ref, size_t l,
     reference_linear_forward(x->qkv + C, S, x->ln1, w[KW], w[KB], N, C, K);
     reference_linear_forward(x->qkv + C + K, S, x->ln1, w[VW], w[VB], N, C, K);
     reference_rope(m, x->qkv, N, T, NH + m->KV, HS, S, 1);
-    reference_groups(x->atty, x->att, x->qkv, NULL, NULL, B, T, NH, m->KV, HS);
+    reference_groups(x->atty, x->att, x->qkv, NULL, NULL, B, T, NH, m->KV, HS,
+                     ref->first);
     reference_linear_forward(x->mid, C, x->atty, w[PROJW], NULL, N, C, C);
     for (size_t i = 0; i < N * C; i++) x->mid[i] += x->x[i];
     reference_norm_forward(m, x->ln2, x->mid, w[LN2W], w[LN2B], N, C);
@@ -254,7 +257,8 @@ static inline void reference_block_backward(Reference *ref, size_t l,
     for (size_t i = 0; i < N * C; i++) d->x[i] += d->mid[i];
     reference_linear_backward(d->atty, g[PROJW], NULL, d->mid, C, x->atty, w[PROJW], N, C,
                               C);
-    reference_groups(NULL, x->att, x->qkv, d->qkv, d->atty, B, T, NH, m->KV, HS);
+    reference_groups(NULL, x->att, x->qkv, d->qkv, d->atty, B, T, NH, m->KV, HS,
+                     ref->first);
     reference_rope(m, d->qkv, N, T, NH + m->KV, HS, S, -1);
     reference_linear_backward(d->ln1, g[QKVW], g[QKVB], d->qkv, S, x->ln1, w[QKVW], N, C,
                               C);

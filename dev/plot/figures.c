@@ -1,13 +1,14 @@
 // figures.c: draws the pictures of doc/ that come from no run: the collectives, a layer on a
 // tensor rank, the shares of tensor ranks, the loss in parts, backward's streams, the pipeline's
-// deadlock, bucket 0, the ring of context parallelism, dispatch of experts, the streams of two
-// lessons, networks of unlike nodes.
+// deadlock, bucket 0, the ring of context parallelism (with documents too), dispatch of experts,
+// the streams of two lessons, networks of unlike nodes.
 //
 //   figures FOLDER      writes FOLDER/NAME.svg for each of them
 #include "dev/plot/draw_buckets.h"
 #include "dev/plot/draw_collectives.h"
 #include "dev/plot/draw_context.h"
 #include "dev/plot/draw_dispatch.h"
+#include "dev/plot/draw_documents.h"
 #include "dev/plot/draw_layer.h"
 #include "dev/plot/draw_muon.h"
 #include "dev/plot/draw_networks.h"
@@ -34,6 +35,7 @@ static const Figure FIGURES[] = {
     {"deadlock", draw_deadlock},
     {"bucket0", draw_bucket0},
     {"context", draw_context},
+    {"documents", draw_documents},
     {"networks", draw_networks},
     {"shares", draw_shares},
     {"vocabulary_loss", draw_vocabulary_loss},

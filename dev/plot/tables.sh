@@ -17,7 +17,8 @@ quick=(tensor_bytes tensor_memory tensor_ratio schedule_memory pipeline_bytes da
        schedules schedules_norm refused bubbles study plan
        scale scale_bands scale_claims holmes holmes_plan cuda_lines
        files pipeline_unrolled layouts_agree zero_memory tensor_calls tensor_reach schedules_drawn
-       context_agrees context_balance llama_grid zb_steps v_steps offload_share offload_deep
+        context_agrees context_balance llama_grid zb_steps v_steps offload_share offload_deep
+        documents_agree documents_clock
        puzzles cases)
 slow=(layouts main errors no_wait one_stream zero no_add swapped_sums expert_balance post_ln
       parallel_block bubbles_paper plan_table1 plan_clock plan_fsdp scale_trainers cpu_speed)
@@ -826,7 +827,7 @@ printed() {
 }
 for name in layouts_agree zero_memory tensor_calls tensor_reach schedules_drawn \
     context_agrees context_balance expert_balance llama_grid zb_steps v_steps offload_share \
-    offload_deep; do
+    offload_deep documents_agree documents_clock; do
     eval "table_$name() { printed $name; }"
 done
 
@@ -870,7 +871,7 @@ table_files() {
     echo '| file | lines | tokens | its diff | lines of it |'
     echo '|---|--:|--:|---|--:|'
     for file in train_gpt.cu train_gpt_{tp,pp,3d}.cu \
-        dev/lessons/train_{data,fsdp,context,moe,llama,zero_bubble,muon,v,offload}.cu; do
+        dev/lessons/train_{data,fsdp,context,moe,llama,zero_bubble,muon,v,offload,documents}.cu; do
         parent=$(sed -n '2s,^// parent: ,,p' "$file")
         [[ $file == train_gpt_*.cu ]] && parent=${PARENTS[$file]}
         changes=

@@ -63,6 +63,7 @@ reads dev/lessons/train_muon.cu 5436
 reads dev/lessons/train_zero_bubble.cu 7685
 reads dev/lessons/train_v.cu 8181
 reads dev/lessons/train_offload.cu 4255
+reads dev/lessons/train_documents.cu 7528
 
 lessons=(train_gpt*.cu dev/lessons/*.cu)
 packed=$(sed 's|//.*||; s|"[^"]*"||g; s/for (.*) *//' "${lessons[@]}" |
@@ -84,6 +85,7 @@ edge train_gpt_3d.cu dev/lessons/train_zero_bubble.cu 921 419
 edge dev/lessons/train_zero_bubble.cu dev/lessons/train_v.cu 642 146
 edge train_gpt.cu dev/lessons/train_data.cu 1015 11
 edge dev/lessons/train_data.cu dev/lessons/train_context.cu 2382 78
+edge dev/lessons/train_context.cu dev/lessons/train_documents.cu 1108 38
 edge dev/lessons/train_data.cu dev/lessons/train_moe.cu 1714 206
 edge dev/lessons/train_data.cu dev/lessons/train_fsdp.cu 1516 150
 edge dev/lessons/train_data.cu dev/lessons/train_muon.cu 1387 105

@@ -1,0 +1,62 @@
+// first_keys.h: the first key that each query of a batch sees, for attention to documents
+// and to windows.
+// lesson: documents
+//
+// defines: FirstKeys, window_keys, document_keys, tokens_before, document_scores
+#ifndef LLMC_HOST_FIRST_KEYS_H
+#define LLMC_HOST_FIRST_KEYS_H
+
+#include "llmc/host/tokens.h"
+
+// Query t of a sequence sees keys first[t] to t. first[t + 1] >= first[t], so that kernels
+// can skip tiles.
+typedef struct {
+    const int *first;  // (B, T) on the device; NULL: from the sequence's beginning on
+    double scores;     // pairs of a query and a key that it sees, in all B sequences
+} FirstKeys;
+
+// Writes first[T] of one sequence with a window of W keys (Beltagy et al. 2020), the
+// query's own among them; 0: of any number. document[T], if it is there, says where the
+// document of each token begins. Returns the number of pairs.
+static inline double window_keys(int *first, const int *document, size_t T, size_t W) {
+    double scores = 0;
+    for (size_t t = 0; t < T; t++) {
+        int least = document ? document[t] : 0;
+        int window = W && t + 1 > W ? (int)(t + 1 - W) : 0;
+        first[t] = window > least ? window : least;
+        scores += (double)(t + 1) - first[t];
+    }
+    return scores;
+}
+
+// Writes where the document of each of tokens[T] begins: a document begins at the sequence's
+// first token, and at each token `eot`.
+static inline void document_keys(int *first, const int *tokens, size_t T, int eot) {
+    for (size_t t = 0; t < T; t++)
+        first[t] = t == 0 || tokens[t] == eot ? (int)t : first[t - 1];
+}
+
+// Returns how many of a rank's T rows have positions before the given one.
+RANDOM_FUNCTION size_t tokens_before(Tokens t, size_t position, size_t T) {
+    size_t first = position > t.shift[0] ? position - t.shift[0] : 0;
+    size_t second = position > t.shift[1] ? position - t.shift[1] : 0;
+    if (first > t.half) first = t.half;
+    if (second < t.half) second = t.half;
+    if (second > T) second = T;
+    return first + second - t.half;
+}
+
+// Returns the pairs of a query and a key of its document, of two ranks with T rows each of
+// a sequence. first: of the whole sequence.
+static inline double document_scores(const int *first, Tokens queries, Tokens keys,
+                                     size_t T) {
+    size_t scores = 0;
+    for (size_t q = 0; q < T; q++) {
+        size_t position = tokens_position(queries, q);
+        size_t begin = (size_t)first[position];
+        scores += tokens_before(keys, position + 1, T) - tokens_before(keys, begin, T);
+    }
+    return (double)scores;
+}
+
+#endif
