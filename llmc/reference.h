@@ -21,6 +21,7 @@ typedef struct {
     double *params, *grads, *m,
         *v;           // [table.total] each; the padding of the vocabulary stays 0
     Dropout dropout;  // of these samples; off (threshold 0) unless set
+    const int *first;  // (B, T) where the document of each token begins; NULL: one document
 } Reference;
 
 static inline double *reference_allocate(size_t count) {
@@ -36,6 +37,7 @@ static inline Reference reference_create(const GPTConfig *config) {
     ref.m = reference_allocate(ref.table.total);
     ref.v = reference_allocate(ref.table.total);
     ref.dropout = dropout_make(0, 0, 0, 0);
+    ref.first = NULL;
     return ref;
 }
 
@@ -126,7 +128,7 @@ static inline void reference_half_forward(const Reference *ref, size_t l, Refere
                                 w[LN1B], N, C);
     reference_matmul_forward(x->qkv, x->ln1, w[QKVW], w[QKVB], N, C, 3 * C);
     reference_attention_forward(x->atty, x->att, x->qkv, B, T, C, NH,
-                                dropout_for(ref->dropout, DROPOUT_SCORES, l));
+                                dropout_for(ref->dropout, DROPOUT_SCORES, l), ref->first);
     reference_matmul_forward(x->proj, x->atty, w[PROJW], w[PROJB], N, C, C);
     reference_dropout(x->proj, dropout_for(ref->dropout, DROPOUT_PROJ, l), B, T, C);
     reference_residual_forward(x->residual2, x->residual1, x->proj, N * C);
@@ -163,7 +165,7 @@ static inline void reference_half_backward(Reference *ref, size_t l,
     reference_matmul_backward(d->atty, g[PROJW], g[PROJB], d->proj, x->atty, w[PROJW], N, C,
                               C);
     reference_attention_backward(d->qkv, d->atty, x->qkv, x->att, B, T, C, NH,
-                                 dropout_for(ref->dropout, DROPOUT_SCORES, l));
+                                 dropout_for(ref->dropout, DROPOUT_SCORES, l), ref->first);
     reference_matmul_backward(d->ln1, g[QKVW], g[QKVB], d->qkv, x->ln1, w[QKVW], N, C,
                               3 * C);
     reference_layernorm_backward(d->residual1, g[LN1W], g[LN1B], d->ln1, x->residual1,
@@ -200,7 +202,8 @@ static inline double reference_loss_and_gradients(Reference *ref, const int *tok
     reference_find(ref, ref->grads, 0, g);
     ReferencePass x = reference_pass_create(&ref->config, B, T);
     double *last = x.layers[L].residual1;
-    reference_encoder_forward(x.layers[0].residual1, tokens, w[WTE], w[WPE], B, T, C);
+    reference_encoder_forward(x.layers[0].residual1, tokens, w[WTE], w[WPE], B, T, C,
+                              ref->first);
     reference_dropout(x.layers[0].residual1,
                       dropout_for(ref->dropout, DROPOUT_EMBEDDING, 0), B, T, C);
     for (size_t l = 0; l < L; l++) reference_layer_forward(ref, l, &x.layers[l], B, T);
@@ -219,7 +222,8 @@ static inline double reference_loss_and_gradients(Reference *ref, const int *tok
             reference_layer_backward(ref, l, &x.layers[l], &d.layers[l], B, T);
         reference_dropout(d.layers[0].residual1,
                           dropout_for(ref->dropout, DROPOUT_EMBEDDING, 0), B, T, C);
-        reference_encoder_backward(g[WTE], g[WPE], d.layers[0].residual1, tokens, B, T, C);
+        reference_encoder_backward(g[WTE], g[WPE], d.layers[0].residual1, tokens, B, T, C,
+                                   ref->first);
         reference_pass_free(&d);
     }
     reference_pass_free(&x);

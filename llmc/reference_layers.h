@@ -15,6 +15,12 @@
 
 static const double REFERENCE_LAYERNORM_EPS = 1e-5;
 
+// Returns what `first` says about row n of [B,T], or 0 without it: the first position that
+// the token sees.
+static inline size_t reference_first(const int *first, size_t n) {
+    return first ? (size_t)first[n] : 0;
+}
+
 // out [B,T,C] = wte[token] + wpe[position]; wte [V,C], wpe [maxT,C].
 static inline void reference_encoder_forward(double *out, const int *tokens,
                                              const double *wte, const double *wpe, size_t B,
@@ -27,9 +33,11 @@ static inline void reference_encoder_forward(double *out, const int *tokens,
 
 static inline void reference_encoder_backward(double *dwte, double *dwpe,
                                               const double *dout, const int *tokens,
-                                              size_t B, size_t T, size_t C) {
+                                              size_t B, size_t T, size_t C,
+                                              const int *first = NULL) {
     for (size_t n = 0; n < B * T; n++) {
-        double *dtoken = dwte + (size_t)tokens[n] * C, *dposition = dwpe + (n % T) * C;
+        double *dtoken = dwte + (size_t)tokens[n] * C;
+        double *dposition = dwpe + (n % T - reference_first(first, n)) * C;
         for (size_t c = 0; c < C; c++) {
             dtoken[c] += dout[n * C + c];
             dposition[c] += dout[n * C + c];
@@ -138,10 +146,11 @@ static inline double reference_attention_factor(const Dropout *d, size_t b, size
 }
 
 // Causal self-attention. qkv [B,T,3,NH,HS] -> out [B,T,NH,HS]; att [B,NH,T,T] keeps the
-// softmax for backward, before dropout.
+// softmax for backward, before dropout. first[B,T], if it is there: the first key that each
+// query sees.
 static inline void reference_attention_forward(double *out, double *att, const double *qkv,
                                                size_t B, size_t T, size_t C, size_t NH,
-                                               Dropout d) {
+                                               Dropout d, const int *first = NULL) {
     size_t HS = C / NH;
     double scale = 1.0 / sqrt((double)HS);
     for (size_t i = 0; i < B * NH * T; i++) {
@@ -149,16 +158,17 @@ static inline void reference_attention_forward(double *out, double *att, const d
         const double *query = qkv + (b * T + t) * 3 * C + h * HS;
         double *row = att + i * T, *y = out + (b * T + t) * C + h * HS;
         double max = -INFINITY, sum = 0;
-        for (size_t s = 0; s <= t; s++) {  // a token sees itself and earlier ones
+        size_t begin = reference_first(first, b * T + t);
+        for (size_t s = begin; s <= t; s++) {  // a token sees itself and earlier ones
             const double *key = qkv + (b * T + s) * 3 * C + C + h * HS;
             double dot = 0;
             for (size_t j = 0; j < HS; j++) dot += query[j] * key[j];
             row[s] = dot * scale;
             if (row[s] > max) max = row[s];
         }
-        for (size_t s = 0; s <= t; s++) sum += row[s] = exp(row[s] - max);
+        for (size_t s = begin; s <= t; s++) sum += row[s] = exp(row[s] - max);
         for (size_t j = 0; j < HS; j++) y[j] = 0;
-        for (size_t s = 0; s <= t; s++) {
+        for (size_t s = begin; s <= t; s++) {
             const double *value = qkv + (b * T + s) * 3 * C + 2 * C + h * HS;
             row[s] /= sum;
             double used = row[s] * reference_attention_factor(&d, b, h, t, s, T);
@@ -170,7 +180,7 @@ static inline void reference_attention_forward(double *out, double *att, const d
 static inline void reference_attention_backward(double *dqkv, const double *dout,
                                                 const double *qkv, const double *att,
                                                 size_t B, size_t T, size_t C, size_t NH,
-                                                Dropout d) {
+                                                Dropout d, const int *first = NULL) {
     size_t HS = C / NH;
     double scale = 1.0 / sqrt((double)HS);
     for (size_t i = 0; i < B * NH * T; i++) {
@@ -180,7 +190,7 @@ static inline void reference_attention_backward(double *dqkv, const double *dout
         double mean =
             0;  // sum over s of row[s] * drow[s], which the softmax's gradient subtracts
         for (size_t pass = 0; pass < 2; pass++) {
-            for (size_t s = 0; s <= t; s++) {
+            for (size_t s = reference_first(first, b * T + t); s <= t; s++) {
                 size_t key = (b * T + s) * 3 * C + C + h * HS, value = key + C;
                 double drow = 0, factor = reference_attention_factor(&d, b, h, t, s, T);
                 for (size_t j = 0; j < HS; j++) drow += factor * dy[j] * qkv[value + j];

@@ -7,6 +7,7 @@
 #ifndef LLMC_REFERENCE_LLAMA_H
 #define LLMC_REFERENCE_LLAMA_H
 
+#include "llmc/host/first_keys.h"
 #include "llmc/llama.h"
 #include "llmc/reference.h"
 
@@ -122,29 +123,29 @@ static inline void reference_rope(const Llama *m, double *x, size_t N, size_t T,
 }
 
 // Causal attention over qkv [N, NH + 2 KV, HS]: out [N,NH,HS], att [B,NH,T,T]. Query head h
-// reads key head h / (NH/KV), of the last `window` tokens (0: of all). With dout, adds to
-// dqkv instead and leaves out as it is.
+// reads key head h / (NH/KV). With dout, adds to dqkv instead and leaves out as it is.
+// first[B,T], if it is there: the first key that each query sees.
 static inline void reference_groups(double *out, double *att, const double *qkv,
                                     double *dqkv, const double *dout, size_t B, size_t T,
-                                    size_t NH, size_t KV, size_t HS, size_t window) {
+                                    size_t NH, size_t KV, size_t HS,
+                                    const int *first = NULL) {
     size_t S = (NH + 2 * KV) * HS;
     double scale = 1 / sqrt((double)HS);
     for (size_t i = 0; i < B * NH * T; i++) {
         size_t b = i / T / NH, h = i / T % NH, t = i % T, query = (b * T + t) * S + h * HS;
         size_t first_key = b * T * S + (NH + h / (NH / KV)) * HS;
-        size_t at = ((b * T + t) * NH + h) * HS;
-        size_t first = window && t >= window ? t - window + 1 : 0;
+        size_t at = ((b * T + t) * NH + h) * HS, begin = reference_first(first, b * T + t);
         double *row = att + i * T, max = -INFINITY, sum = 0, mean = 0;
-        for (size_t s = first; s <= t && !dout; s++) {
+        for (size_t s = begin; s <= t && !dout; s++) {
             row[s] = 0;
             for (size_t j = 0; j < HS; j++)
                 row[s] += scale * qkv[query + j] * qkv[first_key + s * S + j];
             if (row[s] > max) max = row[s];
         }
-        for (size_t s = first; s <= t && !dout; s++) sum += row[s] = exp(row[s] - max);
+        for (size_t s = begin; s <= t && !dout; s++) sum += row[s] = exp(row[s] - max);
         for (size_t j = 0; j < HS && !dout; j++) out[at + j] = 0;
         for (size_t pass = 0; pass < 2; pass++) {
-            for (size_t s = first; s <= t; s++) {
+            for (size_t s = begin; s <= t; s++) {
                 size_t key = first_key + s * S, value = key + KV * HS;
                 double drow = 0;
                 if (!dout && pass == 0) row[s] /= sum;
@@ -246,7 +247,7 @@ static inline void reference_block_forward(const Reference *ref, size_t l,
         reference_head_norm_forward(m, x->qkv + A, x->raw + A, w[KNORMW], N, m->KV, S);
     }
     reference_rope(m, x->qkv, N, T, NH + m->KV, HS, S, 1);
-    reference_groups(x->atty, x->att, x->qkv, NULL, NULL, B, T, NH, m->KV, HS, m->window);
+    reference_groups(x->atty, x->att, x->qkv, NULL, NULL, B, T, NH, m->KV, HS, ref->first);
     reference_linear_forward(x->mid, C, x->atty, w[PROJW], NULL, N, A, C);
     for (size_t i = 0; i < N * C; i++) x->mid[i] += x->x[i];
     reference_norm_forward(m, x->ln2, x->mid, w[LN2W], w[LN2B], N, C);
@@ -280,7 +281,7 @@ static inline void reference_block_backward(Reference *ref, size_t l,
     for (size_t i = 0; i < N * C; i++) d->x[i] += d->mid[i];
     reference_linear_backward(d->atty, g[PROJW], NULL, d->mid, C, x->atty, w[PROJW], N, A,
                               C);
-    reference_groups(NULL, x->att, x->qkv, d->qkv, d->atty, B, T, NH, m->KV, HS, m->window);
+    reference_groups(NULL, x->att, x->qkv, d->qkv, d->atty, B, T, NH, m->KV, HS, ref->first);
     reference_rope(m, d->qkv, N, T, NH + m->KV, HS, S, -1);
     if (w[QNORMW]) {
         reference_head_norm_backward(m, d->raw, g[QNORMW], d->qkv, x->raw, w[QNORMW], N, NH,
@@ -300,7 +301,7 @@ static inline void reference_block_backward(Reference *ref, size_t l,
 }
 
 // Returns the sum of the losses of tokens -> targets (each [B,T]), and adds the gradient of
-// scale * that sum to ref->grads. scale 0: forward only.
+// scale * that sum to ref->grads. scale 0: forward only. A window becomes ref->first.
 static inline double reference_llama_loss(Reference *ref, const int *tokens,
                                           const int *targets, size_t B, size_t T,
                                           double scale) {
@@ -313,6 +314,9 @@ static inline double reference_llama_loss(Reference *ref, const int *tokens,
     double *memory = reference_blocks(x, m, &ref->config, B, T), *gradients = NULL;
     double *lnf = reference_allocate(N * C), *dlnf = reference_allocate(N * C);
     double *probs = reference_allocate(N * V), *losses = reference_allocate(N);
+    int *first = (int *)host_alloc(N, sizeof *first);
+    for (size_t b = 0; b < B; b++) window_keys(first + b * T, NULL, T, m->window);
+    ref->first = first;
     reference_llama_find(ref, ref->params, 0, w);
     reference_llama_find(ref, ref->grads, 0, g);
     for (size_t i = 0; i < N * C; i++)
@@ -331,6 +335,8 @@ static inline double reference_llama_loss(Reference *ref, const int *tokens,
         for (size_t i = 0; i < N * C; i++)
             g[WTE][(size_t)tokens[i / C] * C + i % C] += d[0].x[i];
     }
+    ref->first = NULL;
+    free(first);
     free(memory);
     free(gradients);
     free(x);

@@ -24,9 +24,15 @@
 //   1 copies   k and v are copied for every head of q, and the copies' gradients summed
 //   2 wgmma    6 without a copy: a block of keys goes over the heads of its group
 //   3 llmc     the same kernels as 7
+//
+// and attention to some of the keys before a query: to those of its document, or of a window. Tiles
+// that no row of a block meets are skipped:
+//
+//   1 lanes    3 with the first key of each query
+//   2 llmc     the kernels of 7, but for wgmma: 3, 4 or 5
 #include "dev/cuda/bench.h"
 
-#include "llmc/kernels/attention.cuh"
+#include "llmc/kernels/attention_first.cuh"
 #ifdef PRECISION_BF16
 #include "llmc/kernels/attention_wgmma.cuh"
 #endif
@@ -474,12 +480,12 @@ typedef struct {
 } Want;
 
 static Want want_of(const float *qkv, const float *dout, size_t B, size_t T, size_t C, size_t NH,
-                    Dropout d) {
+                    Dropout d, const int *first = NULL) {
     size_t n = B * T * C;
     double *x = widened(qkv, 3 * n), *dy = widened(dout, n), *att = test_doubles(B * NH * T * T);
     Want want = {test_doubles(n), test_doubles(3 * n)};
-    reference_attention_forward(want.out, att, x, B, T, C, NH, d);
-    reference_attention_backward(want.dqkv, dy, x, att, B, T, C, NH, d);
+    reference_attention_forward(want.out, att, x, B, T, C, NH, d, first);
+    reference_attention_backward(want.dqkv, dy, x, att, B, T, C, NH, d, first);
     return want;
 }
 
@@ -606,6 +612,8 @@ typedef struct {
     floatX *wide, *dwide;         // [B,T,3 NH,HS], of the copies
     float *lse, *dot;             // [B,NH,T]
     size_t B, T, C, NH, KV;
+    FirstKeys keys;               // of the documents and windows below
+    Dropout drop;
 } Grouped;
 
 // wide[N,3 NH,HS] from qkv[N,NH + 2 KV,HS]: a block a row.
@@ -693,7 +701,8 @@ static bool grouped_takes(const LabKernel *k, size_t HS) {
 }
 
 static Grouped make_grouped(size_t B, size_t T, size_t NH, size_t KV, size_t HS) {
-    Grouped p = {NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, B, T, NH * HS, NH, KV};
+    Grouped p = {NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, B, T, NH * HS, NH, KV,
+                 FirstKeys(), Dropout()};
     p.out = test_floatX(B * T * p.C), p.dqkv = test_floatX(B * T * (NH + 2 * KV) * HS);
     p.wide = test_floatX(3 * B * T * p.C), p.dwide = test_floatX(3 * B * T * p.C);
     p.lse = test_floats(B * NH * T), p.dot = test_floats(B * NH * T);
@@ -767,6 +776,127 @@ static void bench_groups(void) {
         if (grouped_takes(&k, 64)) lab_bench(&lab, &k, &p, backward, 0.0);
 }
 
+// -------------------------------------------------------------------- documents and windows
+
+// One row a thread.
+static void first_lanes(const Grouped *p, bool backward) {
+    AttentionFirst a = {};
+    (Attention &)a = attention_of(p->qkv, p->B, p->T, p->C, p->NH, p->KV);
+    a.first = p->keys.first;
+    a.out = p->out, a.y = p->out, a.lse = p->lse, a.dout = p->dout, a.dot = p->dot;
+    a.dq = p->dqkv, a.dk = a.dq + p->C, a.dv = a.dk + p->KV * a.HS;
+    attention_capacity<32, 64, 128>(a.HS, [&](auto capacity) {
+        typedef AttentionRows<decltype(capacity)::value, AttentionFirst> A;
+        by_dropout(p->drop, [&](auto drops) {
+            attention_rows<A, drops>(a, p->drop, backward, lab.stream);
+        });
+    });
+}
+static void first_forward1(const Grouped *p, unsigned) { first_lanes(p, false); }
+static void first_backward1(const Grouped *p, unsigned) { first_lanes(p, true); }
+static void first_forward2(const Grouped *p, unsigned) {
+    attention_first_forward(p->out, p->lse, p->qkv, p->keys, p->B, p->T, p->C, p->NH, lab.stream,
+                            p->drop, p->KV);
+}
+static void first_backward2(const Grouped *p, unsigned) {
+    attention_first_backward(p->dqkv, p->dot, p->dout, p->out, p->lse, p->qkv, p->keys, p->B, p->T,
+                             p->C, p->NH, lab.stream, p->drop, p->KV);
+}
+
+static const LabKernel FIRST_FORWARD[] = {
+    {"attention, documents", 1, "several threads a row", first_forward1, 1},
+    {"attention, documents", 2, "tiles of other documents are skipped (llmc)", first_forward2, 1},
+};
+static const LabKernel FIRST_BACKWARD[] = {
+    {"attention backward, documents", 1, "several threads a row", first_backward1, 1},
+    {"attention backward, documents", 2, "tiles of other documents are skipped (llmc)",
+     first_backward2, 1},
+};
+static double first_worst[2][LAB_COUNT(FIRST_FORWARD)];
+
+// Writes the first keys of B sequences: documents of random lengths up to `longest` (1: of one
+// token each; 0: whole sequences), and windows of W keys (0: none).
+static FirstKeys first_keys(int *host, size_t B, size_t T, size_t longest, size_t W) {
+    FirstKeys keys = {NULL, 0};
+    int *tokens = (int *)test_memory(T * sizeof(int));
+    for (size_t b = 0; b < B; b++) {
+        for (size_t t = 0, next = 0; t < T; t++) {
+            tokens[t] = longest > 0 && t == next;
+            double length = 1 + random_uniform(11, RANDOM_INIT, 0, b, t) * (double)longest;
+            if (tokens[t]) next = t + (size_t)length;
+        }
+        document_keys(host + b * T, tokens, T, 1);
+        keys.scores += window_keys(host + b * T, host + b * T, T, W);
+    }
+    int *device = (int *)test_device(B * T * sizeof(int));
+    CUDA_CHECK(cudaMemcpy(device, host, B * T * sizeof(int), cudaMemcpyHostToDevice));
+    keys.first = device;
+    return keys;
+}
+
+static void check_first(size_t B, size_t T, size_t NH, size_t HS, size_t longest, size_t W,
+                        bool drop) {
+    size_t mark = test_count, n = B * T * NH * HS;
+    Grouped p = make_grouped(B, T, NH, NH, HS);
+    float *qkv = test_values(3 * n, 0, 1.5, 1), *dout = test_values(n, 0, 1, 2);
+    int *first = (int *)test_memory(B * T * sizeof(int));
+    p.qkv = to_device_floatX(qkv, 3 * n), p.dout = to_device_floatX(dout, n);
+    p.keys = first_keys(first, B, T, longest, W);
+    if (drop) p.drop = dropout_for(dropout_make(0.3, 7, 2, 9), DROPOUT_SCORES, 3);
+    Want want = want_of(qkv, dout, B, T, p.C, NH, p.drop, first);
+    for (size_t k = 0; k < LAB_COUNT(FIRST_FORWARD); k++) {
+        if (k == 0 && HS > 128) continue;
+        FIRST_FORWARD[k].run(&p, 1);
+        FIRST_BACKWARD[k].run(&p, 1);
+        double forward = test_error_floatX(p.out, want.out, n, lab.stream);
+        double backward = test_error_floatX(p.dqkv, want.dqkv, 3 * n, lab.stream);
+        check(&lab.checks, forward <= BOUND_OUT && backward <= BOUND_GRAD,
+              "%zu first   B %zu T %4zu NH %zu HS %3zu, documents of up to %zu, window %zu%s: "
+              "forward %.1e, backward %.1e",
+              k + 1, B, T, NH, HS, longest, W, drop ? ", dropout" : "", forward, backward);
+        first_worst[0][k] = fmax(first_worst[0][k], forward);
+        first_worst[1][k] = fmax(first_worst[1][k], backward);
+    }
+    test_release(mark);
+}
+
+static void check_firsts(void) {
+    check_first(2, 37, 2, 9, 12, 0, true);  // nothing divides
+    check_first(2, 40, 1, 24, 1, 0, false);   // a query sees itself alone
+    check_first(2, 150, 2, 64, 70, 0, true);
+    check_first(2, 200, 1, 64, 90, 0, false);  // groups of 16 rows that begin behind a tile
+    check_first(1, 260, 1, 64, 0, 67, false);
+    check_first(1, 131, 1, 128, 60, 33, false);
+    check_first(1, 131, 1, 128, 0, 1, true);
+    check_first(1, 70, 1, 256, 20, 0, false);
+    for (int pass = 0; pass < 2; pass++)
+        for (size_t k = 0; k < LAB_COUNT(FIRST_FORWARD); k++)
+            lab_check(&lab, pass ? &FIRST_BACKWARD[k] : &FIRST_FORWARD[k], first_worst[pass][k],
+                      pass ? BOUND_GRAD : BOUND_OUT);
+}
+
+// The same sequences with all keys, with a window, and as documents.
+static void bench_firsts(void) {
+    size_t B = lab.cpu ? 1 : 4, T = lab.cpu ? 512 : 4096, NH = lab.cpu ? 1 : 16, W = T / 8;
+    static const char *const names[2][3] = {
+        {"attention, all keys", "attention, window of T/8", "attention, documents"},
+        {"attention backward, all keys", "attention backward, window of T/8",
+         "attention backward, documents"}};
+    int *first = (int *)test_memory(B * T * sizeof(int));
+    Grouped p = make_grouped(B, T, NH, NH, 64);
+    p.qkv = lab_fill(&lab, 3 * B * T * p.C), p.dout = lab_fill(&lab, B * T * p.C);
+    for (int kind = 0; kind < 3; kind++) {
+        p.keys = first_keys(first, B, T, kind == 2 ? T / 4 : 0, kind == 1 ? W : 0);
+        if (kind == 0) p.keys.first = NULL;
+        for (int pass = 0; pass < 2; pass++) {
+            LabKernel row = pass ? *LAB_LAST(FIRST_BACKWARD) : *LAB_LAST(FIRST_FORWARD);
+            row.operation = names[pass][kind];
+            if (pass && !lab.list) first_forward2(&p, 1);  // fills out and lse
+            lab_bench(&lab, &row, &p, lab_stated(&lab, &row, &p), 0.0);
+        }
+    }
+}
+
 // Both passes of the kernels from number `from` on; operations: names of the rows, forward and
 // backward.
 static void bench_problem(Problem p, int from, const char *const operations[2]) {
@@ -806,6 +936,7 @@ static void bench(void) {
     bench_problem(q, TENSOR, large);
     test_release(mark);
     bench_groups();
+    bench_firsts();
 }
 
 // Dropout of the probabilities, by the same masks. The kernels have one row a thread (as on a GPU
@@ -854,6 +985,7 @@ static void checks(void) {
     test_shape(2, 128, 256, 2, false);
     check_rows();
     check_groups();
+    check_firsts();
     test_large_scores();
 }
 

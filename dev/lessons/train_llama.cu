@@ -5,7 +5,8 @@
 // embedding: RoPE turns q and k. Grouped-query attention: KV key/value heads for NH query
 // heads. The MLP is down(silu(gate x) * up x) (Nemotron: down(relu(up x)^2)). No biases
 // (Qwen2: of q, k and v), no dropout. The head is a matrix of its own or the embedding
-// (Touvron et al. 2023). Qwen3 normalises each head of q and k before RoPE.
+// (Touvron et al. 2023). Qwen3 normalises each head of q and k before RoPE. Mistral's queries
+// see the keys of a window.
 //
 // The d replicas share the global batch. A bucket of gradients (wte, each layer,
 // ln_f) is summed over them by a reduce-scatter. ZeRO-1: each data rank then owns 1/d of
@@ -34,7 +35,7 @@
 
 // Trainer: everything but the mathematics: options, memory, data, optimizer, checkpoints
 #include "llmc/trainer/stages.cuh"
-#include "llmc/kernels/attention.cuh"
+#include "llmc/kernels/attention_first.cuh"
 #include "llmc/kernels/classifier.cuh"
 #include "llmc/kernels/encoder.cuh"
 #include "llmc/kernels/head_norm.cuh"
@@ -86,6 +87,8 @@ struct GPT : Trainer {
     size_t KVl, K, S, G;          // see Letters
     int head;                     // the tensor that is the head: WTE or HEADW
     float *angles;                // (T, HS/2, 2) at most: RoPE's cosines and sines
+    int *first;                   // (B, T)  Mistral: the first key of each query's window
+    double seen;                  // keys that the queries of a sequence see
 
     ncclComm_t tensor;            // the t ranks that share each layer
     cudaStream_t tensor_stream;   // for those of their collectives that overlap compute
@@ -211,6 +214,11 @@ static void layout_acts(GPT *m, Arena *arena, Acts *acts) {
         take_layernorm(arena, &acts->lnf, Nl, C);
 }
 
+// True if the window hides a key from a query.
+static bool has_window(const GPT *m) {
+    return m->llama.window && m->llama.window < m->T;
+}
+
 // Takes memory for every buffer: called once to count bytes, and once to set pointers, so
 // that --dry-run prints the bytes that training takes.
 static void layout(GPT *m) {
@@ -236,6 +244,8 @@ static void layout(GPT *m) {
     take(arena, m->dattention, N * m->NHl);
     take(arena, m->scratch, reduce_scratch_floats(N, wide, S));
     take(arena, m->angles, m->T * m->HS);
+    if (has_window(m))
+        take(&m->weights, m->first, N);  // The warm-up needs it, and spoils activations.
 
     // The sum of all rows takes the place of the partial one. A rank's rows of it have a
     // buffer of their own.
@@ -511,6 +521,11 @@ static void turn(GPT *m, floatX *qkv, size_t N, size_t T, float sign) {
     rope(qkv, m->angles, N, T, m->NHl + m->KVl, m->HS, D, m->S, sign, m->stream);
 }
 
+// The keys that each query of B sequences sees.
+static FirstKeys keys_of(const GPT *m, size_t B) {
+    return {m->first, (double)B * m->seen};
+}
+
 // (N, G F) -> (N, F)
 static void activation_forward(GPT *m, floatX *out, const floatX *inp, size_t N) {
     if (m->G == 2)
@@ -545,7 +560,8 @@ static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const flo
     if (w[QNORMW])
         head_norm_forward(head_norm_of(m, l, a->qkv, a->qk, N), s);
     turn(m, a->qkv, N, T, 1);
-    attention_forward(a->atty, a->lse, a->qkv, B, T, A, m->NHl, s, Dropout(), m->KVl);
+    attention_first_forward(a->atty, a->lse, a->qkv, keys_of(m, B), B, T, A, m->NHl, s,
+                            Dropout(), m->KVl);
     linear_forward(mm, m->proj, a->atty, w[PROJW], NULL, N, A, C);
     const floatX *proj = g_forward(m, m->reduced, m->proj, N);
 
@@ -603,8 +619,8 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
     const floatX *ln1 = f_gather_again(m, a->ln1.out);
     linear_backward_input(mm, m->dnorm, dout, w[PROJW], N, A, C);
     linear_backward_weight(mm, dw[PROJW], a->atty, dout, N, A, C, add);
-    attention_backward(m->dqkv, m->dattention, m->dnorm, a->atty, a->lse, a->qkv,
-                       B, T, A, m->NHl, s, Dropout(), m->KVl);
+    attention_first_backward(m->dqkv, m->dattention, m->dnorm, a->atty, a->lse, a->qkv,
+                             keys_of(m, B), B, T, A, m->NHl, s, Dropout(), m->KVl);
     turn(m, m->dqkv, N, T, -1);
     if (w[QNORMW])
         head_norm_backward(head_norm_of(m, l, m->dqkv, a->qk, N), dw[QNORMW], dw[KNORMW],
@@ -860,12 +876,7 @@ static bool check_llama(Trainer *trainer, Error *err) {
     if (m->opt.dropout > 0)
         return error_set(err, "--dropout: these models have none; leave it out");
     bool from_file = m->opt.init || m->opt.resume;
-    if (!llama_resolve(&m->llama, &m->flags, &m->config, from_file, m->grid.t, err))
-        return false;
-    size_t window = m->llama.window;
-    return !window || window >= m->opt.seq ||
-           error_set(err, "--seq %zu is longer than the window of %zu keys: shorten it",
-                     m->opt.seq, window);
+    return llama_resolve(&m->llama, &m->flags, &m->config, from_file, m->grid.t, err);
 }
 
 // Makes RoPE's table, of the T positions that a forward pass sees, once the warm-up has left
@@ -882,6 +893,18 @@ static void make_angles(GPT *m) {
     free(table);
 }
 
+// Fills in the first key of each query's window, which is the same in all sequences.
+static void make_window(GPT *m) {
+    int *first = NULL;
+    if (!has_window(m)) return;
+    host_array(first, m->T);
+    m->seen = window_keys(first, NULL, m->T, m->llama.window);
+    size_t bytes = m->T * sizeof(int);
+    for (size_t b = 0; b < m->B && !m->opt.simulate; b++)
+        CUDA_CHECK(cudaMemcpy(m->first + b * m->T, first, bytes, cudaMemcpyHostToDevice));
+    free(first);
+}
+
 int main(int argc, char **argv) {
     static GPT gpt, *m = &gpt;
     llama_make(&m->llama);  // It can read a config.json now.
@@ -891,6 +914,7 @@ int main(int argc, char **argv) {
     trainer_open(m, argc, argv, options, llama);  // Bad input ends here.
     shard(m);
     trainer_allocate(m, layout);
+    make_window(m);
     connect(m);
     make_angles(m);
     trainer_start(m);

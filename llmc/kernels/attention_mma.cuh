@@ -29,8 +29,8 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
     const int of_warp = at.warp_row >= at.T ? 0
                         : at.full           ? at.end
                                   : at.warp_row + 16 * M;  // keys that its rows see
-    Tiles tiles(shared, a.k + at.in_k, a.k_stride, a.v + at.in_k, a.k_stride, 0, at.others,
-                a);
+    Tiles tiles(shared, a.k + at.in_k, a.k_stride, a.v + at.in_k, a.k_stride, at.begin,
+                at.others, a);
     tiles.next(0);
     copy_async_commit();
     uint32_t own[M][A::K16][4];
@@ -38,10 +38,10 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
     UNROLL
     for (int m = 0; m < M; m++) {
         load_fragments<A>(own[m], a.q + at.in, a.stride, mma_group(at, m), a);
-        max[m][0] = max[m][1] = -INFINITY;
+        max[m][0] = max[m][1] = A::Args::LEAST;
     }
     const float to_log2 = a.scale * LOG2_E;
-    for (int first = 0, stage = 0; first < at.end;
+    for (int first = at.begin, stage = 0; first < at.end;
          first += A::KEYS, stage = 2 * Tiles::TILE - stage) {
         if (first + A::KEYS < at.end) tiles.next(2 * Tiles::TILE - stage);
         copy_async_commit();
@@ -59,6 +59,8 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
             for (int m = 0; m < M; m++) {
                 MmaPlace rows = mma_group(at, m);
                 hide_fragments<true>(s[m], rows, first);
+                if constexpr (A::Args::FIRST)
+                    a.template hide_fragments<true>(s[m], rows, first);
                 // Key 0 is seen by every query: after the first tile max is finite.
                 float largest[2] = {max[m][0], max[m][1]};
                 UNROLL
@@ -95,6 +97,8 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
     for (int m = 0; m < M; m++) {
         MmaPlace rows = mma_group(at, m);
         quad_sum(sum[m]);
+        if constexpr (A::Args::FIRST)
+            for (float &x : sum[m]) x = larger(x, 1.0f);
         const float up = DROP ? drop.scale : 1.0f, up0 = up / sum[m][0];
         const float up1 = up / sum[m][1];
         store_fragments(a.out + at.out, a.out_stride, 0, rows, a, mixed[m], up0, up1);
@@ -114,8 +118,8 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
     typedef TilePair<A, A::KEYS> Tiles;
     alignas(16) __shared__ bfloat16 shared[4 * Tiles::TILE];  // keys and values
     MmaPlace at = mma_place<A>(a, false);
-    Tiles tiles(shared, a.k + at.in_k, a.k_stride, a.v + at.in_k, a.k_stride, 0, at.others,
-                a);
+    Tiles tiles(shared, a.k + at.in_k, a.k_stride, a.v + at.in_k, a.k_stride, at.begin,
+                at.others, a);
     tiles.next(0);
     copy_async_commit();
     uint32_t own[A::K16][4], d[A::K16][4];
@@ -142,7 +146,7 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
                          : (int)blockIdx.y * PART;  // a constant saves a spill at 192
     float dq[PART / 8][4] = {};
     const float to_log2 = a.scale * LOG2_E, up = DROP ? drop.scale : 1.0f;
-    for (int first = 0, stage = 0; first < at.end;
+    for (int first = at.begin, stage = 0; first < at.end;
          first += A::KEYS, stage = 2 * Tiles::TILE - stage) {
         if (first + A::KEYS < at.end) tiles.next(2 * Tiles::TILE - stage);
         copy_async_commit();
@@ -155,6 +159,7 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
             mma_product<false, A::STRIDE>(s, own, tiles.row + stage);
             mma_product<false, A::STRIDE>(ds, d, tiles.row + (stage + Tiles::TILE));
             hide_fragments<true>(s, at, first);
+            if constexpr (A::Args::FIRST) a.template hide_fragments<true>(s, at, first);
             UNROLL
             for (int i = 0; i < A::KEYS / 2; i++) {
                 float p = exponential2(s[i / 4][i % 4] * to_log2 - norm[i % 4 / 2]),
@@ -185,8 +190,6 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
     alignas(16)
         __shared__ float of_query[2][2][ATTENTION_MMA_ROWS];  // of two stages, lse and dot
     MmaPlace at = mma_place<A>(a, true);
-    const int begin =
-        at.full ? 0 : at.block_row;  // the first query that sees a key of the block
     const int part = (int)blockIdx.y * PART;
     uint32_t k[A::K16][4], v[A::VALUES_SHARED ? 1 : A::K16][4];
     float dk[PART / 8][4] = {}, dv[PART / 8][4] = {};
@@ -205,13 +208,13 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
     const unsigned head = at.h, group = DROP ? 1 : (unsigned)(a.NH / a.KV);
     for (unsigned i = 0; i < group; i++) {
         if constexpr (!DROP) place_head(at, head + i, a);
-        Tiles tiles(shared, a.q + at.in, a.stride, a.dout + at.out, a.out_stride, begin,
+        Tiles tiles(shared, a.q + at.in, a.stride, a.dout + at.out, a.out_stride, at.begin,
                     at.others, a);
         // Half of the threads copy lse, the others dot. A query that does not exist has
         // zeros, and so all of its products.
         int of = (int)(threadIdx.x / ATTENTION_MMA_ROWS);
         int query = (int)(threadIdx.x % ATTENTION_MMA_ROWS);
-        const float *from = (of == 0 ? a.lse : a.dot) + at.stat + begin;
+        const float *from = (of == 0 ? a.lse : a.dot) + at.stat + at.begin;
         const auto next = [&](int stage, int first) {
             bool exists = first + query < at.others;
             tiles.next(stage * 2 * TILE);
@@ -220,12 +223,12 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
                             exists);
             from += A::QUERIES;
         };
-        next(0, begin);
+        next(0, at.begin);
         copy_async_commit();
-        for (int first = begin, stage = 0; first < at.others;
+        for (int first = at.begin, stage = 0; first < at.end;
              first += A::QUERIES, stage = !stage) {
             int here = stage * 2 * TILE;
-            if (first + A::QUERIES < at.others) next(!stage, first + A::QUERIES);
+            if (first + A::QUERIES < at.end) next(!stage, first + A::QUERIES);
             copy_async_commit();
             copy_async_wait<1>();
             __syncthreads();
@@ -236,6 +239,8 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
                 uint32_t rounded[A::QUERIES / 16][4];
                 mma_product<false, A::STRIDE>(p, k, tiles.row + here);
                 hide_fragments<false>(p, at, first);
+                if constexpr (A::Args::FIRST)
+                    a.template hide_fragments<false>(p, at, first);
                 UNROLL
                 for (int n = 0; n < A::QUERIES / 8; n++) {
                     load_two(x, &of_query[stage][0][n * 8 + at.pair]);

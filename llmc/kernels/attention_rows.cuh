@@ -39,6 +39,10 @@ struct Attention {
     // of its own.
     size_t Tk, rows, k_stride;
     static constexpr bool PAIR = false, full = false;  // full: every query sees every key
+    // FIRST: each query sees keys from one of its own on (llmc/kernels/attention_first.cuh).
+    // LEAST: the maximum of no score.
+    static constexpr bool FIRST = false;
+    static constexpr float LEAST = -INFINITY;
 
     // The generator's block of query q and keys k .. k+7, rows of this launch.
     __device__ __forceinline__ Philox scores_block(const Dropout &d, size_t b, size_t h,
@@ -54,7 +58,7 @@ struct AttentionPlace {
     unsigned b, h;         // sequence and head
     int block_row, row;    // first row of the block and of the thread
     int T, others;         // rows of the block's side, and of the tiles'
-    int end;               // of the keys that queries of the block see
+    int begin, end;        // of the tiles' rows that meet those of the block
     bool full;             // every query sees every key
 };
 
@@ -91,8 +95,10 @@ __device__ __forceinline__ void attention_place(AttentionPlace &p,
     p.b = head / heads;
     place_head(p, (head - p.b * heads) * ((unsigned)a.NH / heads), a);
     p.block_row = (int)((keys ? block : blocks - 1 - block) * rows);
-    p.end = p.block_row + (int)rows < p.others && !p.full ? p.block_row + (int)rows
-                                                          : p.others;
+    int next = p.block_row + (int)rows;
+    p.begin = keys && !p.full ? p.block_row : 0;
+    p.end = !keys && !p.full && next < p.others ? next : p.others;
+    if constexpr (A::Args::FIRST) a.narrow(p, keys, (int)rows);
 }
 
 // The rows of a GPU's threads. CAPACITY: the largest head size, which decides the lanes of
@@ -241,8 +247,9 @@ __device__ __forceinline__ void mix_tile(typename A::V (&own)[A::CHANNELS],
 
 // Sets the scores of keys first + j that query row + r must not see to minus infinity.
 template <class A>
-__device__ __forceinline__ void hide_keys(Scores<A> &s, const AttentionPlace &at,
-                                          int first) {
+__device__ __forceinline__ void hide_keys(Scores<A> &s, const AttentionPlace &at, int first,
+                                          const typename A::Args &a) {
+    if constexpr (A::Args::FIRST) a.template hide_rows<A>(s, at, first);
     int last = (at.full ? at.others - 1 : at.row) - first;
     int step = at.full ? 0 : 1;  // row + r sees j <= last + r step
     if (last + 1 >= A::TILE) return;
@@ -291,8 +298,8 @@ __global__ void __launch_bounds__(A::THREADS, 1)
     typename A::V own[A::CHANNELS], mixed[A::CHANNELS];
     zero_rows<A>(mixed, a);
     A::load_rows(own, k_tile, a.q + at.in, a.stride, at, a, a.scale);
-    typename A::V max = typename A::V{} - INFINITY, sum = {};
-    for (int first = 0; first < at.end; first += A::TILE) {
+    typename A::V max = typename A::V(A::Args::LEAST), sum = {};
+    for (int first = at.begin; first < at.end; first += A::TILE) {
         const auto k = A::load_tile(k_tile, a.k + at.in_k, a.k_stride, first, at.others, a);
         const auto v = A::load_tile(v_tile, a.v + at.in_k, a.k_stride, first, at.others, a);
         A::barrier();
@@ -300,7 +307,7 @@ __global__ void __launch_bounds__(A::THREADS, 1)
         A::prefetch_tile(v, 0, a);
         dot_tile<A>(s, own, k, a);
         A::prefetch_tile(k, A::TILE, a);
-        hide_keys<A>(s, at, first);  // key 0 is always seen: max becomes finite
+        hide_keys<A>(s, at, first, a);  // key 0 is always seen: max becomes finite
         typename A::V before = max;
         for (int j = 0; j < A::TILE; j++) max = larger(max, s[j]);
         bool grows = A::R == 1;  // of several rows mostly none finds a larger score
@@ -313,6 +320,7 @@ __global__ void __launch_bounds__(A::THREADS, 1)
         mix_tile<A>(mixed, s, v, a);
         A::barrier();
     }
+    if constexpr (A::Args::FIRST) sum = larger(sum, typename A::V(1.0f));
     A::store_rows(a.out + at.out, a.out_stride, at, a, mixed, 1.0f / sum);
     if (threadIdx.x % A::LANES == 0)
         for (int r = 0; r < A::R; r++)
@@ -342,14 +350,14 @@ __global__ void __launch_bounds__(A::THREADS, 1)
             a.dot[at.stat + at.row + r] = row_of(product, r);
     }
     A::load_rows(q, k_tile, a.q + at.in, a.stride, at, a, a.scale);
-    for (int first = 0; first < at.end; first += A::TILE) {
+    for (int first = at.begin; first < at.end; first += A::TILE) {
         const auto k = A::load_tile(k_tile, a.k + at.in_k, a.k_stride, first, at.others, a);
         const auto v = A::load_tile(v_tile, a.v + at.in_k, a.k_stride, first, at.others, a);
         A::barrier();
         Scores<A> s, ds;
         dot_tile<A>(s, q, k, a);
         dot_tile<A>(ds, d, v, a);
-        hide_keys<A>(s, at, first);
+        hide_keys<A>(s, at, first, a);
         if constexpr (DROP) drop_keys<A>(ds, drop, at, first, a);
         for (int j = 0; j < A::TILE; j++)
             ds[j] = exponential(s[j] - norm) * (ds[j] - product);
@@ -372,10 +380,10 @@ __global__ void __launch_bounds__(A::THREADS, 1)
     zero_rows<A>(dv, a);
     A::load_rows(k, q_tile, a.k + at.in_k, a.k_stride, at, a, a.scale);
     A::load_rows(v, q_tile, a.v + at.in_k, a.k_stride, at, a, 1.0f);
-    const size_t queries = (size_t)at.others;  // not int: the compiler would spill
+    const size_t queries = (size_t)at.end;  // not int: the compiler would spill
     for (unsigned h = at.h, end = h + (unsigned)(a.NH / a.KV); h < end; h++) {
         place_head(at, h, a);
-        for (size_t first = at.full ? 0 : at.block_row; first < queries; first += A::TILE) {
+        for (size_t first = at.begin; first < queries; first += A::TILE) {
             const auto q = A::load_tile(q_tile, a.q + at.in, a.stride, first, at.others, a);
             const auto d =
                 A::load_tile(d_tile, a.dout + at.out, a.out_stride, first, at.others, a);
@@ -393,6 +401,8 @@ __global__ void __launch_bounds__(A::THREADS, 1)
                 if (last < A::R)
                     for (int r = 0; r < A::R; r++)
                         row_of(p[j], r) = r <= last ? row_of(p[j], r) : -INFINITY;
+                if constexpr (A::Args::FIRST)
+                    if (exists) a.template hide_row<A>(p[j], at, (int)(first + j));
                 p[j] = exponential(p[j] - norm);
                 ds[j] = p[j] * ((DROP ? ds[j] * keep[j] : ds[j]) - of_query);
                 if (DROP) p[j] *= keep[j];
