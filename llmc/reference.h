@@ -21,7 +21,7 @@ typedef struct {
     double *params, *grads, *m,
         *v;           // [table.total] each; the padding of the vocabulary stays 0
     Dropout dropout;  // of these samples; off (threshold 0) unless set
-    const int *first;  // (B, T) where the document of each token begins; NULL: one document
+    const int *first;  // (B, T) the first token that each one sees, or NULL: the first of all
 } Reference;
 
 static inline double *reference_allocate(size_t count) {

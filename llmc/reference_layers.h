@@ -34,7 +34,7 @@ static inline void reference_encoder_forward(double *out, const int *tokens,
 static inline void reference_encoder_backward(double *dwte, double *dwpe,
                                               const double *dout, const int *tokens,
                                               size_t B, size_t T, size_t C,
-                                              const int *first = NULL) {
+                                              const int *first) {
     for (size_t n = 0; n < B * T; n++) {
         double *dtoken = dwte + (size_t)tokens[n] * C;
         double *dposition = dwpe + (n % T - reference_first(first, n)) * C;
@@ -150,7 +150,7 @@ static inline double reference_attention_factor(const Dropout *d, size_t b, size
 // query sees.
 static inline void reference_attention_forward(double *out, double *att, const double *qkv,
                                                size_t B, size_t T, size_t C, size_t NH,
-                                               Dropout d, const int *first = NULL) {
+                                               Dropout d, const int *first) {
     size_t HS = C / NH;
     double scale = 1.0 / sqrt((double)HS);
     for (size_t i = 0; i < B * NH * T; i++) {
@@ -180,7 +180,7 @@ static inline void reference_attention_forward(double *out, double *att, const d
 static inline void reference_attention_backward(double *dqkv, const double *dout,
                                                 const double *qkv, const double *att,
                                                 size_t B, size_t T, size_t C, size_t NH,
-                                                Dropout d, const int *first = NULL) {
+                                                Dropout d, const int *first) {
     size_t HS = C / NH;
     double scale = 1.0 / sqrt((double)HS);
     for (size_t i = 0; i < B * NH * T; i++) {

@@ -128,7 +128,7 @@ static inline void reference_rope(const Llama *m, double *x, size_t N, size_t T,
 static inline void reference_groups(double *out, double *att, const double *qkv,
                                     double *dqkv, const double *dout, size_t B, size_t T,
                                     size_t NH, size_t KV, size_t HS,
-                                    const int *first = NULL) {
+                                    const int *first) {
     size_t S = (NH + 2 * KV) * HS;
     double scale = 1 / sqrt((double)HS);
     for (size_t i = 0; i < B * NH * T; i++) {
@@ -247,7 +247,8 @@ static inline void reference_block_forward(const Reference *ref, size_t l,
         reference_head_norm_forward(m, x->qkv + A, x->raw + A, w[KNORMW], N, m->KV, S);
     }
     reference_rope(m, x->qkv, N, T, NH + m->KV, HS, S, 1);
-    reference_groups(x->atty, x->att, x->qkv, NULL, NULL, B, T, NH, m->KV, HS, ref->first);
+    reference_groups(x->atty, x->att, x->qkv, NULL, NULL, B, T, NH, m->KV, HS,
+                     ref->first);
     reference_linear_forward(x->mid, C, x->atty, w[PROJW], NULL, N, A, C);
     for (size_t i = 0; i < N * C; i++) x->mid[i] += x->x[i];
     reference_norm_forward(m, x->ln2, x->mid, w[LN2W], w[LN2B], N, C);
@@ -281,7 +282,8 @@ static inline void reference_block_backward(Reference *ref, size_t l,
     for (size_t i = 0; i < N * C; i++) d->x[i] += d->mid[i];
     reference_linear_backward(d->atty, g[PROJW], NULL, d->mid, C, x->atty, w[PROJW], N, A,
                               C);
-    reference_groups(NULL, x->att, x->qkv, d->qkv, d->atty, B, T, NH, m->KV, HS, ref->first);
+    reference_groups(NULL, x->att, x->qkv, d->qkv, d->atty, B, T, NH, m->KV, HS,
+                     ref->first);
     reference_rope(m, d->qkv, N, T, NH + m->KV, HS, S, -1);
     if (w[QNORMW]) {
         reference_head_norm_backward(m, d->raw, g[QNORMW], d->qkv, x->raw, w[QNORMW], N, NH,
@@ -301,7 +303,7 @@ static inline void reference_block_backward(Reference *ref, size_t l,
 }
 
 // Returns the sum of the losses of tokens -> targets (each [B,T]), and adds the gradient of
-// scale * that sum to ref->grads. scale 0: forward only. A window becomes ref->first.
+// scale * that sum to ref->grads. scale 0: forward only. The window becomes ref->first.
 static inline double reference_llama_loss(Reference *ref, const int *tokens,
                                           const int *targets, size_t B, size_t T,
                                           double scale) {

@@ -199,7 +199,8 @@ static inline double reference_moe_loss_and_gradients(Reference *ref,
                   d = reference_pass_create(&ref->config, B, T);
     ReferenceRouting *r = (ReferenceRouting *)host_alloc(L, sizeof(ReferenceRouting));
     double *last = x.layers[L].residual1;
-    reference_encoder_forward(x.layers[0].residual1, tokens, w[WTE], w[WPE], B, T, C);
+    reference_encoder_forward(x.layers[0].residual1, tokens, w[WTE], w[WPE], B, T, C,
+                              NULL);
     reference_dropout(x.layers[0].residual1,
                       dropout_for(ref->dropout, DROPOUT_EMBEDDING, 0), B, T, C);
     for (size_t l = 0; l < L; l++) {
@@ -234,7 +235,8 @@ static inline double reference_moe_loss_and_gradients(Reference *ref,
         }
         reference_dropout(d.layers[0].residual1,
                           dropout_for(ref->dropout, DROPOUT_EMBEDDING, 0), B, T, C);
-        reference_encoder_backward(g[WTE], g[WPE], d.layers[0].residual1, tokens, B, T, C);
+        reference_encoder_backward(g[WTE], g[WPE], d.layers[0].residual1, tokens, B, T, C,
+                                   NULL);
     }
     for (size_t l = 0; l < L; l++) reference_routing_free(&r[l]);
     free(r);

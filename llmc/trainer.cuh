@@ -122,6 +122,8 @@ struct Trainer {
     double *totals, *host_totals;  // [tensors of the whole model + TOTALS_EXTRA] the same
                                    // over all ranks, and more
     int *host_inputs, *host_targets;  // (micros, B * T) pinned
+    // Is shown sequence i of a batch, before it is cut; or NULL.
+    void (*see_sequence)(Trainer *m, size_t i, const int *tokens);
     double *host_sums, *host_norms;   // [micros], [share.piece_count] pinned
     DataLoader train_data, val_data;
     EvalFile eval;  // of --eval

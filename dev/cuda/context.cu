@@ -165,8 +165,8 @@ static void check_ring(Shape s, double errors[KERNELS]) {
     double *qkv = widened(values, 3 * n), *dout = widened(gradients, n),
            *dqkv = test_doubles(3 * n);
     double *out = test_doubles(n), *att = test_doubles(s.B * s.NH * s.T * s.T), worst[3] = {0};
-    reference_attention_forward(out, att, qkv, s.B, s.T, s.A, s.NH, s.drop);
-    reference_attention_backward(dqkv, dout, qkv, att, s.B, s.T, s.A, s.NH, s.drop);
+    reference_attention_forward(out, att, qkv, s.B, s.T, s.A, s.NH, s.drop, NULL);
+    reference_attention_backward(dqkv, dout, qkv, att, s.B, s.T, s.A, s.NH, s.drop, NULL);
     Rank ranks[MAX_RANKS];
     float *dkv[MAX_RANKS];  // of each rank's keys
     for (size_t i = 0; i < s.c; i++) {

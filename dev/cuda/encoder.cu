@@ -158,8 +158,8 @@ static void check_case(Case k) {
     double *out = test_doubles(N * C), *dwte = widened(start, Vp * C),
            *dwpe = test_doubles(k.maxT * C);
     reference_encoder_forward(out, tokens, widened(wte, Vp * C), widened(wpe, k.maxT * C), k.B,
-                              k.T, C);
-    reference_encoder_backward(dwte, dwpe, widened(dout, N * C), tokens, k.B, k.T, C);
+                              k.T, C, NULL);
+    reference_encoder_backward(dwte, dwpe, widened(dout, N * C), tokens, k.B, k.T, C, NULL);
     float *in_order = (float *)test_memory(Vp * C * sizeof(float));
     memcpy(in_order, start, Vp * C * sizeof(float));
     add_in_order(in_order, dout, tokens, N, C, Vp);
@@ -227,8 +227,9 @@ static double row_error(const Row *row, size_t B, size_t T, size_t C, size_t V) 
           *wpe = to_host_floatX(p.wpe, T * C, lab.stream);
     float *dout = to_host_floatX(p.dout, N * C, lab.stream);
     double *out = test_doubles(N * C), *dwte = test_doubles(V * C), *dwpe = test_doubles(T * C);
-    reference_encoder_forward(out, tokens, widened(wte, V * C), widened(wpe, T * C), B, T, C);
-    reference_encoder_backward(dwte, dwpe, widened(dout, N * C), tokens, B, T, C);
+    reference_encoder_forward(out, tokens, widened(wte, V * C), widened(wpe, T * C), B, T, C,
+                              NULL);
+    reference_encoder_backward(dwte, dwpe, widened(dout, N * C), tokens, B, T, C, NULL);
     row->kernel.run(&p, lab_block(&row->kernel));
     double error = row->result == OUT    ? test_error_floatX(p.out, out, N * C, lab.stream)
                    : row->result == DWTE ? test_error_float(p.dwte, dwte, V * C, lab.stream)
@@ -248,7 +249,7 @@ static void check_frequent(void) {
     p.tokens = to_device(tokens, N);
     p.dout = to_device_floatX(dout, N * C);
     double *dwte = test_doubles(3 * C), *dwpe = test_doubles(C);
-    reference_encoder_backward(dwte, dwpe, widened(dout, N * C), tokens, N, 1, C);
+    reference_encoder_backward(dwte, dwpe, widened(dout, N * C), tokens, N, 1, C, NULL);
     tokens3(&p, 0);
     positions2(&p, 0);
     double of_token = test_error_float(p.dwte + C, dwte + C, C, lab.stream);

@@ -15,18 +15,20 @@
 #include "llmc/host/first_keys.h"
 #include "llmc/kernels/attention.cuh"
 
-// Base: Attention, or of rows of two ranks. first_key() is called for queries that exist.
+// Base has query_at(b, q), the place in `first` of query q of sequence b, and
+// key_row(position), the first row of k that is not before a position. first_key() is
+// called for queries that exist.
 template <class Base>
 struct WithFirst : Base {
     static constexpr bool FIRST = true;
     // A query may meet a tile that it does not see before any that it does. Its maximum is
     // then finite, and below any score's.
     static constexpr float LEAST = -1e30f;
-    const int *first;  // (B, rows)
+    const int *first;  // of each query, the position of the first key that it sees
 
-    // Returns the first row of k that row q of sequence b sees, or a.Tk if there is none.
+    // Returns the first row of k that query q of sequence b sees, or Tk if there is none.
     __device__ __forceinline__ int first_key(unsigned b, int q) const {
-        return this->key_row(first[b * this->rows + (size_t)q]);
+        return this->key_row(first[this->query_at(b, (size_t)q)]);
     }
 
     // Leaves out rows of the other side that the block does not meet.
@@ -97,8 +99,11 @@ struct WithFirst : Base {
     }
 };
 
-// Of whole sequences: `first` holds rows of k.
+// Of whole sequences: first[B, T] holds rows of k.
 struct AttentionWhole : Attention {
+    __device__ __forceinline__ size_t query_at(size_t b, size_t q) const {
+        return b * T + q;
+    }
     __device__ __forceinline__ int key_row(int position) const { return position; }
 };
 typedef WithFirst<AttentionWhole> AttentionFirst;

@@ -3,8 +3,9 @@
 // lesson: context
 //
 // defines: heads_cut, heads_join, tokens_join, tokens_cut, RingStep, ring_step, Ring,
-//          take_ring, attention_pair_forward, attention_pair_backward, attention_merge,
-//          columns_move, ring_add
+//          take_ring, AttentionPair, attention_pair_cost, pair_forward_of,
+//          pair_backward_of, attention_pair_forward, attention_pair_backward,
+//          attention_merge, columns_move, ring_add
 #ifndef LLMC_CONTEXT_CUH
 #define LLMC_CONTEXT_CUH
 
@@ -125,8 +126,20 @@ struct AttentionPair : Attention {
     }
 };
 
+// Declares the work of the causal attention that has as many scores, in B sequences.
+static inline void attention_pair_cost(const AttentionPair &a, bool backward,
+                                       double scores) {
+    size_t T = (size_t)(sqrt(2 * scores / (double)a.B) + 0.5);
+    attention_cost(backward, a.B, T, a.NH, a.KV, a.HS, sizeof(floatX));
+}
+
+// The number of scores that a causal mask leaves of a pair, or a full one.
+static inline double pair_scores(const RingStep &s) {
+    return (s.pair.full ? 1.0 : 0.5) * (double)(s.B * s.pair.Tq) * (double)s.pair.Tk;
+}
+
 static inline AttentionPair attention_of_pair(const Ring &r, const RingStep &s,
-                                              const floatX *qkv, bool backward) {
+                                              const floatX *qkv) {
     const TokenPair &pair = s.pair;
     AttentionPair a = {};
     (Attention &)a = attention_of(qkv + pair.q * 3 * s.A, s.B, pair.Tq, s.A, s.NH);
@@ -141,35 +154,37 @@ static inline AttentionPair attention_of_pair(const Ring &r, const RingStep &s,
     a.q_first = pair.q;
     a.k_first = pair.k;
     a.whole = s.whole;
-    // as the causal attention that has as many scores
-    double scores = (pair.full ? 2.0 : 1.0) * (double)pair.Tq * (double)pair.Tk;
-    attention_cost(backward, s.B, (size_t)(sqrt(scores) + 0.5), s.NH, a.KV, a.HS,
-                   sizeof(floatX));
     return a;
 }
 
-// Computes the outputs of qkv[B, T, 3, A]'s queries by the keys at hand alone, in fp32, and
+// Describes the outputs of qkv[B, T, 3, A]'s queries by the keys at hand alone, in fp32, and
 // their lse[B, NH, T]: into the sum in step 0, then into a part that attention_merge adds
 // to it.
+static inline AttentionPair pair_forward_of(const Ring &r, float *lse, const floatX *qkv,
+                                            const RingStep &s) {
+    AttentionPair a = attention_of_pair(r, s, qkv);
+    a.out = (s.step ? r.part : r.sum) + s.pair.q * s.A;
+    a.lse = (s.step ? r.part_lse : lse) + s.pair.q;
+    return a;
+}
+
+// Computes them.
 static inline void attention_pair_forward(const Ring &r, float *lse, const floatX *qkv,
                                           const RingStep &s, cudaStream_t stream,
                                           Dropout d) {
     if (s.pair.Tq == 0) return;
-    AttentionPair a = attention_of_pair(r, s, qkv, false);
-    a.out = (s.step ? r.part : r.sum) + s.pair.q * s.A;
-    a.lse = (s.step ? r.part_lse : lse) + s.pair.q;
+    AttentionPair a = pair_forward_of(r, lse, qkv, s);
+    attention_pair_cost(a, false, pair_scores(s));
     attention_launch(a, d, false, stream);
 }
 
-// Computes a step's parts of dq and dkv, in fp32, from the outputs and lse of all keys:
+// Describes a step's parts of dq and dkv, in fp32, from the outputs and lse of all keys:
 // into the sums in step 0, then into parts that ring_add adds to them. dot[B, NH, T] is
 // scratch.
-static inline void attention_pair_backward(const Ring &r, float *dot, const floatX *dout,
-                                           const floatX *out, const float *lse,
-                                           const floatX *qkv, const RingStep &s,
-                                           cudaStream_t stream, Dropout d) {
-    if (s.pair.Tq == 0) return;
-    AttentionPair a = attention_of_pair(r, s, qkv, true);
+static inline AttentionPair pair_backward_of(const Ring &r, float *dot, const floatX *dout,
+                                             const floatX *out, const float *lse,
+                                             const floatX *qkv, const RingStep &s) {
+    AttentionPair a = attention_of_pair(r, s, qkv);
     a.y = out + s.pair.q * s.A;
     a.lse = (float *)lse + s.pair.q;  // lse is only read
     a.dout = dout + s.pair.q * s.A;
@@ -177,6 +192,17 @@ static inline void attention_pair_backward(const Ring &r, float *dot, const floa
     a.dq = (s.step ? r.part : r.sum) + s.pair.q * s.A;
     a.dk = (s.step ? r.part_dkv : r.dkv[0]) + s.pair.k * 2 * s.A;
     a.dv = a.dk + s.A;
+    return a;
+}
+
+// Computes them.
+static inline void attention_pair_backward(const Ring &r, float *dot, const floatX *dout,
+                                           const floatX *out, const float *lse,
+                                           const floatX *qkv, const RingStep &s,
+                                           cudaStream_t stream, Dropout d) {
+    if (s.pair.Tq == 0) return;
+    AttentionPair a = pair_backward_of(r, dot, dout, out, lse, qkv, s);
+    attention_pair_cost(a, true, pair_scores(s));
     attention_launch(a, d, true, stream);
 }
 

@@ -45,6 +45,7 @@ static inline void trainer_load(Trainer *m, DataLoader *data, uint64_t first,
         else
             m->data_failed = !dataloader_read(data, sample, shuffle, m->opt.seed,
                                               m->config.V, tokens, &m->data_error);
+        if (m->see_sequence) m->see_sequence(m, i, tokens);
         for (size_t t = 0; t < T; t++) {
             size_t position = tokens_position(m->tokens, t);
             m->host_inputs[i * T + t] = tokens[position];
