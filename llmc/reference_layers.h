@@ -21,12 +21,14 @@ static inline size_t reference_first(const int *first, size_t n) {
     return first ? (size_t)first[n] : 0;
 }
 
-// out [B,T,C] = wte[token] + wpe[position]; wte [V,C], wpe [maxT,C].
+// out [B,T,C] = wte[token] + wpe[position]; wte [V,C], wpe [maxT,C]. Positions count from
+// first[B,T], if it is there: where the token's document begins.
 static inline void reference_encoder_forward(double *out, const int *tokens,
                                              const double *wte, const double *wpe, size_t B,
-                                             size_t T, size_t C) {
+                                             size_t T, size_t C, const int *first) {
     for (size_t n = 0; n < B * T; n++) {
-        const double *token = wte + (size_t)tokens[n] * C, *position = wpe + (n % T) * C;
+        const double *token = wte + (size_t)tokens[n] * C;
+        const double *position = wpe + (n % T - reference_first(first, n)) * C;
         for (size_t c = 0; c < C; c++) out[n * C + c] = token[c] + position[c];
     }
 }

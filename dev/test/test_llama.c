@@ -234,6 +234,9 @@ static const Model SHAPES[] = {
     {"wide heads", LLAMA, false, 1, 288, 2, 1, 64, 50, 33, 2, 2, 1, 8, 0, 0},
     {"packs", NEMOTRON, true, 2, 128, 4, 2, 64, 64, 32, 2, 4, 0.5, 0, 0, 0},
     {"heads wider than C / NH", QWEN3, false, 2, 18, 3, 1, 25, 33, 7, 1, 3, 1, 0, 10, 0},
+    {"a window, T beyond a tile", MISTRAL, false, 1, 24, 6, 1, 20, 97, 70, 1, 2, 1, 0, 0, 9},
+    {"a window of two keys", MISTRAL, false, 1, 16, 2, 2, 20, 50, 6, 2, 2, 1, 0, 0, 2},
+    {"a window as long as T", MISTRAL, true, 1, 16, 2, 1, 20, 50, 8, 2, 2, 1, 0, 0, 8},
     {"heads of 128, tied", QWEN3, true, 1, 64, 4, 2, 48, 50, 33, 1, 2, 1, 0, 128, 0},
 };
 
@@ -261,6 +264,7 @@ static const Model MODELS[] = {
     {"qwen2", QWEN2, true, 4, 32, 8, 4, 44, 200, 16, 1, 8, 1, 0, 0, 0},
     {"nemotron", NEMOTRON, false, 4, 32, 8, 4, 64, 200, 16, 1, 8, 0.5, 0, 0, 0},
     {"qwen3", QWEN3, true, 4, 32, 8, 4, 44, 200, 16, 1, 8, 1, 0, 16, 0},
+    {"mistral", MISTRAL, false, 4, 32, 8, 4, 48, 200, 16, 1, 8, 1, 0, 0, 5},
 };
 
 enum { NUM_MODELS = sizeof MODELS / sizeof *MODELS };
@@ -307,6 +311,9 @@ static const Row ROWS[] = {
     {3, 2, 2, 1, 1, "--sequence-parallel 1 --recompute gelu", false},
     {3, 2, 2, 2, 1, "--virtual 2", true},
     {3, 2, 2, 2, 1, "--sequence-parallel 1 --virtual 2 --recompute layer", false},
+    {4, 1, 1, 1, 4, "", true},
+    {4, 4, 1, 1, 1, "--recompute layer", false},
+    {4, 2, 2, 2, 1, "--sequence-parallel 1 --virtual 2", true},
 };
 
 enum { NUM_ROWS = sizeof ROWS / sizeof *ROWS };
