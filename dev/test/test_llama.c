@@ -453,6 +453,20 @@ static const Change CHANGES[] = {
      "\"layer_types\" must be 4 times full_attention"},
     {LLAMA, "{\"layer_types\": [\"full_attention\"]}", "\"layer_types\" must be 4 times"},
     {LLAMA, "{\"use_sliding_window\": true}", "\"use_sliding_window\""},
+    {LLAMA, "{\"sliding_window\": 8}", "\"sliding_window\" must be null"},
+    {MISTRAL, "{\"sliding_window\": 8}", NULL},
+    {MISTRAL, "{\"sliding_window\": 0}", "\"sliding_window\" must be a whole number"},
+    {MISTRAL, "{\"use_sliding_window\": true}", "\"use_sliding_window\""},
+    {MISTRAL, "{\"layer_types\": [\"sliding_attention\"]}", "\"layer_types\" must be 4 times"},
+    {QWEN3, "{\"use_sliding_window\": true, \"sliding_window\": 8, \"max_window_layers\": 3}",
+     "\"use_sliding_window\""},
+    {QWEN3, "{\"use_sliding_window\": false, \"sliding_window\": 8, \"max_window_layers\": 0}",
+     NULL},
+    // heads
+    {QWEN3, "{\"attention_bias\": true}", "\"attention_bias\" must be false"},
+    {QWEN3, "{\"head_dim\": 5}", "RoPE rotates pairs: 5 of"},
+    {QWEN3, "{\"head_dim\": 1024}", "heads of 1024 channels are too large"},
+    {LLAMA, "{\"head_dim\": 6}", NULL},
     // what belongs to another kind of model, or is not known
     {LLAMA, "{\"norm_eps\": 1e-5}", "\"norm_eps\" must be null"},
     {NEMOTRON, "{\"rms_norm_eps\": 1e-5}", "\"rms_norm_eps\" must be null"},
@@ -577,6 +591,9 @@ static void group_config(Context *x) {
          NULL},
         {QWEN2, "{\"num_key_value_heads\": 2, \"intermediate_size\": 60, \"rms_norm_eps\": 0.1}",
          NULL},
+        {QWEN3, "{\"-head_dim\": 0}", NULL},  // 128
+        {MISTRAL, "{\"-sliding_window\": 0}", NULL},  // 4096
+        {MISTRAL, "{\"sliding_window\": null}", NULL},
         {NEMOTRON, "{\"norm_eps\": 0.3, \"partial_rotary_factor\": 1, \"rope_theta\": 1e11}",
          NULL},
     };
@@ -589,6 +606,10 @@ static void group_config(Context *x) {
         memset(&n, 0, sizeof n);
         b.spec = &n.spec;
         ok = ok && llama_read("again.json", &b, &err);
+        // transformers' own numbers for members that are absent
+        bool own_head = m.type == QWEN3 && strstr(EACH[i].members, "-head_dim");
+        bool own_window = m.type == MISTRAL && strstr(EACH[i].members, "-sliding_window");
+        ok = ok && (!own_head || n.HS == 128) && (!own_window || n.window == 4096);
         check(&x->check, ok && same_llama(&a, &m, &b, &n), "read, written, read: %.60s %s",
               EACH[i].members, err.text);
         free(text);
@@ -837,6 +858,8 @@ static const struct { const char *name, *flags, *says; int ranks;
     {"dropout", "--dropout 0.1", "--dropout", 1},
     {"flags that contradict the folder", "--kv-heads 2", "the checkpoint has 4 key/value heads",
      1},
+    {"a window that the folder has not", "--window 8", "a window of 0 keys", 1},
+    {"heads of another size than the folder's", "--head-dim 8", "heads of 4 channels", 1},
     {"an unknown size", "--model llama-9000", "--model must be one of", 1},
 };
 
