@@ -1,5 +1,5 @@
-// reference_llama.h: Llama, Qwen2 and Nemotron-4 in plain C loops and fp64: loss and
-// gradients (llmc/llama.h).
+// reference_llama.h: Llama, Qwen2, Qwen3, Mistral and Nemotron-4 in plain C loops and fp64:
+// loss and gradients (llmc/llama.h).
 // lesson: llama
 //
 // It shares reference.h's Reference, whose table comes from the Llama in config.spec.
@@ -7,6 +7,7 @@
 #ifndef LLMC_REFERENCE_LLAMA_H
 #define LLMC_REFERENCE_LLAMA_H
 
+#include "llmc/host/first_keys.h"
 #include "llmc/llama.h"
 #include "llmc/reference.h"
 
@@ -54,6 +55,24 @@ static inline void reference_norm_backward(const Llama *m, double *dinp, double 
             dinp[n * C + c] += rstd * (dnorm - dnorm_mean - norm * dnorm_norm_mean);
         }
     }
+}
+
+// RMSNorm of each head of rows `stride` apart: x [N, heads, HS] -> out, weight [HS].
+static inline void reference_head_norm_forward(const Llama *m, double *out, const double *x,
+                                               const double *weight, size_t N, size_t heads,
+                                               size_t stride) {
+    for (size_t n = 0; n < N; n++)
+        reference_norm_forward(m, out + n * stride, x + n * stride, weight, NULL, heads,
+                               m->HS);
+}
+
+static inline void reference_head_norm_backward(const Llama *m, double *dx, double *dweight,
+                                                const double *dout, const double *x,
+                                                const double *weight, size_t N,
+                                                size_t heads, size_t stride) {
+    for (size_t n = 0; n < N; n++)
+        reference_norm_backward(m, dx + n * stride, dweight, NULL, dout + n * stride,
+                                x + n * stride, weight, heads, m->HS);
 }
 
 // out [N,OC], of rows `stride` apart, = inp [N,IC] weight [OC,IC]^T + bias [OC], which may
@@ -173,23 +192,24 @@ static inline void reference_activation(const Llama *m, double *out, const doubl
 // norm.
 typedef struct {
     double *x;  // [N,C] input of the layer
-    double *ln1, *qkv, *att, *atty,
-        *mid;  // [N,C], [N,S], [B,NH,T,T], [N,C], [N,C] the stream after attention
+    double *ln1, *raw, *qkv;   // [N,C], [N,S] before the norms of q and k, [N,S]
+    double *att, *atty, *mid;  // [B,NH,T,T], [N,A], [N,C] the stream after attention
     double *ln2, *fc, *act;  // [N,C], [N,2F] or [N,F], [N,F]
 } ReferenceBlock;
 
 static inline double *reference_blocks(ReferenceBlock *blocks, const Llama *m,
                                        const GPTConfig *g, size_t B, size_t T) {
-    size_t N = B * T, C = g->C, S = C + 2 * m->KV * (C / g->NH);
-    size_t layer = N * (5 * C + S + g->NH * T + 3 * m->F);
+    size_t N = B * T, C = g->C, A = g->NH * m->HS, S = A + 2 * m->KV * m->HS;
+    size_t layer = N * (4 * C + A + 2 * S + g->NH * T + 3 * m->F);
     double *memory = reference_allocate((g->L + 1) * layer), *p = memory;
     for (size_t l = 0; l <= g->L; l++) {
         ReferenceBlock *x = &blocks[l];
         x->x = reference_take(&p, N * C);
         x->ln1 = reference_take(&p, N * C);
+        x->raw = reference_take(&p, N * S);
         x->qkv = reference_take(&p, N * S);
         x->att = reference_take(&p, N * g->NH * T);
-        x->atty = reference_take(&p, N * C);
+        x->atty = reference_take(&p, N * A);
         x->mid = reference_take(&p, N * C);
         x->ln2 = reference_take(&p, N * C);
         x->fc = reference_take(&p, 2 * N * m->F);
@@ -212,19 +232,24 @@ static inline void reference_block_forward(const Reference *ref, size_t l,
                                            ReferenceBlock *x, double *out, size_t B,
                                            size_t T) {
     const Llama *m = llama_of(&ref->config);
-    size_t N = B * T, C = ref->config.C, NH = ref->config.NH, HS = C / NH;
-    size_t K = m->KV * HS, S = C + 2 * K, F = m->F;
+    size_t N = B * T, C = ref->config.C, NH = ref->config.NH, HS = m->HS;
+    size_t A = NH * HS, K = m->KV * HS, S = A + 2 * K, F = m->F;
     size_t G = m->type == NEMOTRON ? 1 : 2;
     double *w[LLAMA_KINDS];
     reference_llama_find(ref, ref->params, l, w);
     reference_norm_forward(m, x->ln1, x->x, w[LN1W], w[LN1B], N, C);
-    reference_linear_forward(x->qkv, S, x->ln1, w[QKVW], w[QKVB], N, C, C);
-    reference_linear_forward(x->qkv + C, S, x->ln1, w[KW], w[KB], N, C, K);
-    reference_linear_forward(x->qkv + C + K, S, x->ln1, w[VW], w[VB], N, C, K);
+    reference_linear_forward(x->raw, S, x->ln1, w[QKVW], w[QKVB], N, C, A);
+    reference_linear_forward(x->raw + A, S, x->ln1, w[KW], w[KB], N, C, K);
+    reference_linear_forward(x->raw + A + K, S, x->ln1, w[VW], w[VB], N, C, K);
+    memcpy(x->qkv, x->raw, N * S * sizeof(double));
+    if (w[QNORMW]) {
+        reference_head_norm_forward(m, x->qkv, x->raw, w[QNORMW], N, NH, S);
+        reference_head_norm_forward(m, x->qkv + A, x->raw + A, w[KNORMW], N, m->KV, S);
+    }
     reference_rope(m, x->qkv, N, T, NH + m->KV, HS, S, 1);
     reference_groups(x->atty, x->att, x->qkv, NULL, NULL, B, T, NH, m->KV, HS,
                      ref->first);
-    reference_linear_forward(x->mid, C, x->atty, w[PROJW], NULL, N, C, C);
+    reference_linear_forward(x->mid, C, x->atty, w[PROJW], NULL, N, A, C);
     for (size_t i = 0; i < N * C; i++) x->mid[i] += x->x[i];
     reference_norm_forward(m, x->ln2, x->mid, w[LN2W], w[LN2B], N, C);
     reference_linear_forward(x->fc, G * F, x->ln2, w[FCW], NULL, N, C, F);
@@ -239,8 +264,8 @@ static inline void reference_block_backward(Reference *ref, size_t l,
                                             const ReferenceBlock *x, ReferenceBlock *d,
                                             const double *dout, size_t B, size_t T) {
     const Llama *m = llama_of(&ref->config);
-    size_t N = B * T, C = ref->config.C, NH = ref->config.NH, HS = C / NH;
-    size_t K = m->KV * HS, S = C + 2 * K, F = m->F;
+    size_t N = B * T, C = ref->config.C, NH = ref->config.NH, HS = m->HS;
+    size_t A = NH * HS, K = m->KV * HS, S = A + 2 * K, F = m->F;
     size_t G = m->type == NEMOTRON ? 1 : 2;
     double *w[LLAMA_KINDS], *g[LLAMA_KINDS];
     reference_llama_find(ref, ref->params, l, w);
@@ -255,21 +280,30 @@ static inline void reference_block_backward(Reference *ref, size_t l,
                                   C, F);
     reference_norm_backward(m, d->mid, g[LN2W], g[LN2B], d->ln2, x->mid, w[LN2W], N, C);
     for (size_t i = 0; i < N * C; i++) d->x[i] += d->mid[i];
-    reference_linear_backward(d->atty, g[PROJW], NULL, d->mid, C, x->atty, w[PROJW], N, C,
+    reference_linear_backward(d->atty, g[PROJW], NULL, d->mid, C, x->atty, w[PROJW], N, A,
                               C);
     reference_groups(NULL, x->att, x->qkv, d->qkv, d->atty, B, T, NH, m->KV, HS,
                      ref->first);
     reference_rope(m, d->qkv, N, T, NH + m->KV, HS, S, -1);
-    reference_linear_backward(d->ln1, g[QKVW], g[QKVB], d->qkv, S, x->ln1, w[QKVW], N, C,
-                              C);
-    reference_linear_backward(d->ln1, g[KW], g[KB], d->qkv + C, S, x->ln1, w[KW], N, C, K);
-    reference_linear_backward(d->ln1, g[VW], g[VB], d->qkv + C + K, S, x->ln1, w[VW], N, C,
+    if (w[QNORMW]) {
+        reference_head_norm_backward(m, d->raw, g[QNORMW], d->qkv, x->raw, w[QNORMW], N, NH,
+                                     S);
+        reference_head_norm_backward(m, d->raw + A, g[KNORMW], d->qkv + A, x->raw + A,
+                                     w[KNORMW], N, m->KV, S);
+    } else
+        memcpy(d->raw, d->qkv, N * S * sizeof(double));
+    for (size_t n = 0; n < N; n++)
+        memcpy(d->raw + n * S + A + K, d->qkv + n * S + A + K, K * sizeof(double));
+    reference_linear_backward(d->ln1, g[QKVW], g[QKVB], d->raw, S, x->ln1, w[QKVW], N, C,
+                              A);
+    reference_linear_backward(d->ln1, g[KW], g[KB], d->raw + A, S, x->ln1, w[KW], N, C, K);
+    reference_linear_backward(d->ln1, g[VW], g[VB], d->raw + A + K, S, x->ln1, w[VW], N, C,
                               K);
     reference_norm_backward(m, d->x, g[LN1W], g[LN1B], d->ln1, x->x, w[LN1W], N, C);
 }
 
 // Returns the sum of the losses of tokens -> targets (each [B,T]), and adds the gradient of
-// scale * that sum to ref->grads. scale 0: forward only.
+// scale * that sum to ref->grads. scale 0: forward only. The window becomes ref->first.
 static inline double reference_llama_loss(Reference *ref, const int *tokens,
                                           const int *targets, size_t B, size_t T,
                                           double scale) {
@@ -282,6 +316,9 @@ static inline double reference_llama_loss(Reference *ref, const int *tokens,
     double *memory = reference_blocks(x, m, &ref->config, B, T), *gradients = NULL;
     double *lnf = reference_allocate(N * C), *dlnf = reference_allocate(N * C);
     double *probs = reference_allocate(N * V), *losses = reference_allocate(N);
+    int *first = (int *)host_alloc(N, sizeof *first);
+    for (size_t b = 0; b < B; b++) window_keys(first + b * T, NULL, T, m->window);
+    ref->first = first;
     reference_llama_find(ref, ref->params, 0, w);
     reference_llama_find(ref, ref->grads, 0, g);
     for (size_t i = 0; i < N * C; i++)
@@ -300,6 +337,8 @@ static inline double reference_llama_loss(Reference *ref, const int *tokens,
         for (size_t i = 0; i < N * C; i++)
             g[WTE][(size_t)tokens[i / C] * C + i % C] += d[0].x[i];
     }
+    ref->first = NULL;
+    free(first);
     free(memory);
     free(gradients);
     free(x);

@@ -1,8 +1,10 @@
 // rmsnorm.cu: RMSNorm with the residual before it, forward and backward: a naive kernel and
 // llmc/kernels/layernorm.cuh's, checked against llmc/reference_llama.h. The steps between the two
-// are layernorm.cu's. Also LayerNorm1P, Nemotron's norm.
+// are layernorm.cu's. Also LayerNorm1P, Nemotron's norm, and the norms of heads of
+// llmc/kernels/head_norm.cuh, Qwen3's.
 #include "dev/cuda/bench.h"
 
+#include "llmc/kernels/head_norm.cuh"
 #include "llmc/kernels/layernorm.cuh"
 #include "llmc/reference_llama.h"
 
@@ -197,6 +199,51 @@ static void check_one_more(size_t N, size_t C) {
     test_release(mark);
 }
 
+// The norms of the heads of q and k in rows of q|k|v: forward, which leaves v as it is, and
+// backward, which then adds to what it wrote.
+static void check_head_norms(size_t N, size_t NH, size_t KV, size_t HS) {
+    size_t mark = test_count, S = (NH + 2 * KV) * HS, A = NH * HS, n = N * S;
+    cudaStream_t stream = lab.stream;
+    Llama m = Llama();
+    m.HS = HS, m.epsilon = (double)LAYERNORM_EPSILON;
+    floatX *x = to_device_floatX(test_values(n, 0.5, 1.5, 1), n);
+    floatX *dx = to_device_floatX(test_values(n, 0.0, 1.0, 2), n);
+    const floatX *w = to_device_floatX(test_values(HS, 1.0, 0.5, 3), HS);
+    const floatX *wk = to_device_floatX(test_values(HS, 1.0, 0.5, 4), HS);
+    float *dw = test_floats(HS), *dwk = test_floats(HS);
+    float *scratch = test_floats(reduce_scratch_floats(N, HS, HS));
+    double *inp = widened(to_host_floatX(x, n, stream), n), *out = test_doubles(n);
+    double *dout = widened(to_host_floatX(dx, n, stream), n), *dinp = test_doubles(n);
+    double *weight = widened(to_host_floatX(w, HS, stream), HS), *dweight = test_doubles(HS);
+    double *weight_k = widened(to_host_floatX(wk, HS, stream), HS), *dweight_k = test_doubles(HS);
+    memcpy(out, inp, n * sizeof *out);
+    for (size_t i = 0; i < n; i++)
+        if (i % S >= A + KV * HS) dinp[i] = dout[i];
+    reference_head_norm_forward(&m, out, inp, weight, N, NH, S);
+    reference_head_norm_forward(&m, out + A, inp + A, weight_k, N, KV, S);
+    reference_head_norm_backward(&m, dinp, dweight, dout, inp, weight, N, NH, S);
+    reference_head_norm_backward(&m, dinp + A, dweight_k, dout + A, inp + A, weight_k, N, KV, S);
+
+    HeadNorm a = {x, test_floatX(N * (NH + KV) * HS), w, wk, N, NH, KV, HS, LAYERNORM_EPSILON};
+    head_norm_forward(a, stream);
+    double bound = FLOATX_ROUNDING + sum_bound(HS);
+    double forward = test_error_floatX(x, out, n, stream) / bound;
+    floatX *again = to_device_floatX(to_host_floatX(dx, n, stream), n);
+    a.x = dx;
+    head_norm_backward(a, dw, dwk, scratch, false, stream);
+    double backward = test_error_floatX(dx, dinp, n, stream) / bound;
+    a.x = again;
+    head_norm_backward(a, dw, dwk, scratch, true, stream);
+    for (size_t i = 0; i < HS; i++) dweight[i] *= 2, dweight_k[i] *= 2;
+    double sums = sum_bound(HS) + sum_bound(N * NH);
+    double weights = fmax(test_error_float(dw, dweight, HS, stream),
+                          test_error_float(dwk, dweight_k, HS, stream)) / sums;
+    check(&lab.checks, forward < 1 && backward < 1 && weights < 1,
+          "norms of heads, N %zu NH %zu KV %zu HS %zu: %.2f, %.2f and %.2f of the bounds", N, NH,
+          KV, HS, forward, backward, weights);
+    test_release(mark);
+}
+
 static void checks(void) {
     static const size_t ragged[][2] = {{5, 3},    {1, 8},    {7, 18},   {33, 64},  {130, 24},
                                        {20, 768}, {3, 1600}, {5, 6152}, {3, 12296}};
@@ -206,6 +253,8 @@ static void checks(void) {
     for (size_t k = 0; k < LAB_COUNT(BACKWARD); k++)
         lab_check(&lab, &BACKWARD[k], backward_errors[k], 1.0);
     check_one_more(33, 18), check_one_more(20, 768), check_one_more(3, 6152);
+    check_head_norms(5, 3, 1, 6), check_head_norms(70, 4, 2, 64), check_head_norms(33, 16, 8, 128);
+    check_head_norms(3, 2, 2, 512);
 }
 
 // Memory traffic in units of N C elements, counted as in layernorm.cu.

@@ -17,8 +17,9 @@ losses, and how many rows or choices are right, must be those that transformers 
 the TRAINER, in fp32, evaluates one row for each of 16 possible next tokens: its loss is the
 logarithm of the sum of exponentials of the logits less the token's logit, and none may differ from
 that of transformers' logits by more than the tolerance. --random makes a GPT-2 with large random
-weights, in FOLDER, split into some N files if --shards says so; with --type a Llama, Qwen2 or
-Nemotron with half as many heads of keys and values and 3 times as many hidden units as channels.
+weights, in FOLDER, split into some N files if --shards says so; with --type a Llama, Qwen2, Qwen3,
+Mistral or Nemotron with half as many heads of keys and values and 3 times as many hidden units as
+channels. Qwen3's heads are twice as wide as others', and Mistral has a window of 12 keys.
 
 With --from, FOLDER was trained from the folder SOURCE: what training does not change must have come
 out again. Its config.json is SOURCE's but for the type and the class of the weights, transformers
@@ -200,6 +201,7 @@ def make_random(folder, sizes, shards, kind):
             pad_token_id=3,
         )
     else:
+        own = {"qwen3": {"head_dim": 2 * channels // heads}, "mistral": {"sliding_window": 12}}
         config = transformers.AutoConfig.for_model(
             kind,
             num_hidden_layers=layers,
@@ -210,6 +212,7 @@ def make_random(folder, sizes, shards, kind):
             vocab_size=vocabulary,
             max_position_embeddings=positions,
             initializer_range=0.2,
+            **own.get(kind, {}),
         )
     model = transformers.AutoModelForCausalLM.from_config(config)
     size = sum(p.numel() for p in model.parameters()) * 4
@@ -243,7 +246,8 @@ def main():
         help="the folder of --init that it was trained from",
     )
     parser.add_argument("--random", help="make a random model of these sizes in FOLDER")
-    parser.add_argument("--type", choices=("gpt2", "llama", "qwen2", "nemotron"), default="gpt2",
+    kinds = ("gpt2", "llama", "qwen2", "qwen3", "mistral", "nemotron")
+    parser.add_argument("--type", choices=kinds, default="gpt2",
                         help="kind of the random model (default gpt2)")
     parser.add_argument(
         "--shards", type=int, default=1, help="files of the random model (default 1)"

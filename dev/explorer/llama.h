@@ -41,6 +41,19 @@ static inline bool tokenizer_open_kind(Tokenizer *, const Options *, Error *) { 
 
 #define LLMC_ROPE_CUH
 #define LLMC_SWIGLU_CUH
+#define LLMC_HEAD_NORM_CUH
+#define LLMC_ATTENTION_FIRST_CUH
+#include "llmc/host/first_keys.h"
+typedef struct {
+    floatX *x, *input;
+    const floatX *weight_q, *weight_k;
+    size_t N, NH, KV, HS;
+    float epsilon;
+} HeadNorm;
+DOES_NOTHING(void, head_norm_forward, )
+DOES_NOTHING(void, head_norm_backward, )
+DOES_NOTHING(void, attention_first_forward, )
+DOES_NOTHING(void, attention_first_backward, )
 DOES_NOTHING(void, rope, )
 DOES_NOTHING(void, swiglu_forward, )
 DOES_NOTHING(void, swiglu_backward, )

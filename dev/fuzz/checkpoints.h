@@ -78,7 +78,13 @@ static const char *const FUZZ_CONFIGS[] = {
     "{\"model_type\": \"nemotron\", \"hidden_size\": 16, \"num_hidden_layers\": 2, "
     "\"num_attention_heads\": 4, "
     "\"intermediate_size\": 8, \"vocab_size\": 9, \"max_position_embeddings\": 5, "
-    "\"num_key_value_heads\": 2}"};
+    "\"num_key_value_heads\": 2}",
+    "{\"model_type\": \"qwen3\", \"hidden_size\": 16, \"num_hidden_layers\": 2, "
+    "\"num_attention_heads\": 4, \"head_dim\": 6, "
+    "\"intermediate_size\": 8, \"vocab_size\": 9, \"max_position_embeddings\": 5}",
+    "{\"model_type\": \"mistral\", \"hidden_size\": 16, \"num_hidden_layers\": 2, "
+    "\"num_attention_heads\": 4, "
+    "\"intermediate_size\": 8, \"vocab_size\": 9, \"max_position_embeddings\": 5}"};
 static const char *const FUZZ_VALUES[] = {
     "null",
     "true",
@@ -157,8 +163,8 @@ static void fuzz_config(const uint8_t *data, size_t size) {
     if (!fuzz_out[0]) fuzz_empty_out();
     fuzz_promise(folder_make(fuzz_out, &err));
     snprintf(path, sizeof path, "%s/config.json", fuzz_out);
-    bool gpt2 = data[0] % 4 == 0, bf16 = data[0] & 64;
-    char *text = host_string(FUZZ_CONFIGS[data[0] % 4]);
+    bool gpt2 = data[0] % 6 == 0, bf16 = data[0] & 64;
+    char *text = host_string(FUZZ_CONFIGS[data[0] % 6]);
     for (size_t i = 1; i + 1 < size && i < 40; i += 2) {
         const char *value = FUZZ_VALUES[data[i + 1] % (sizeof FUZZ_VALUES / sizeof FUZZ_VALUES[0])];
         const char *key = fuzz_key(data[i] % 140, &listed);

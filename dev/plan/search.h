@@ -268,7 +268,8 @@ static inline Candidate search_blank(const Search *s, size_t ranks) {
     const LlamaSize *llama = &LLAMA_SIZES[x.llama = w->llama];
     if (x.llama) {
         x.run.KV = llama->KV, x.run.F = llama->F, x.run.gate = llama->type != NEMOTRON,
-        x.run.tied = llama->tied;
+        x.run.tied = llama->tied, x.run.HS = llama->HS, x.run.window = llama->window,
+        x.run.head_norms = llama->type == QWEN3;
     }
     snprintf(x.run.stages, sizeof x.run.stages, "%s", w->stages ? w->stages : "");
     return x;

@@ -62,11 +62,19 @@ typedef struct {
                 // biases
     size_t F;                   // hidden units of the MLP of all tensor ranks together; 0: 4 C
     bool gate;                  // the MLP has a gate beside them
+    size_t HS;                  // channels of a head; 0: C / NH
+    size_t window;              // keys that a query sees; 0: all
+    bool head_norms;            // RMSNorm of each head of q and k
 } LayerShape;
+
+static inline size_t layer_head(const LayerShape *s) { return s->HS ? s->HS : s->C / s->NH; }
+
+// Channels of a rank's heads.
+static inline size_t layer_heads(const LayerShape *s) { return layer_head(s) * s->NH / s->t; }
 
 // Channels of q, k and v of a rank, side by side.
 static inline size_t layer_qkv(const LayerShape *s) {
-    return (s->C + 2 * (s->C / s->NH) * (s->KV ? s->KV : s->NH)) / s->t;
+    return layer_heads(s) + 2 * layer_head(s) * (s->KV ? s->KV : s->NH) / s->t;
 }
 
 // Hidden units of a rank.
@@ -74,7 +82,7 @@ static inline size_t layer_hidden(const LayerShape *s) { return (s->F ? s->F : 4
 
 // Bytes of q and k of a rank, which RoPE reads and writes in a model without biases.
 static inline double layer_rope_bytes(const LayerShape *s) {
-    double heads = (double)(s->KV ? s->NH + s->KV : 0) * (double)(s->C / s->NH) / (double)s->t;
+    double heads = (double)(s->KV ? s->NH + s->KV : 0) * (double)layer_head(s) / (double)s->t;
     return 2 * LAYER_WIDTH * (double)(s->B * s->T) * heads;
 }
 
@@ -169,20 +177,30 @@ static inline double cost_residual_backward(const Cluster *c, double values, dou
            cost_memory(c, c->elementwise_efficiency, c->dropout ? 2 * values + elements : 0);
 }
 
+// Attention within a window costs what that of shorter sequences with as many scores does.
 static inline void ops_attention(OpList *o, const Cluster *c, const LayerShape *s, bool backward) {
+    double W = (double)s->window;
+    size_t T = s->T;
+    if (s->window && s->window < T) T = (size_t)(sqrt(W * (2 * (double)T - W + 1)) + 0.5);
     ops_add(o, "attention", TIME_ATTENTION,
-            cost_attention(c, backward, s->B, s->T, s->NH / s->t, s->C / s->NH));
+            cost_attention(c, backward, s->B, T, s->NH / s->t, layer_head(s)));
+}
+
+// Adds the norms of q's and k's heads: three values for two that RoPE moves.
+static inline void ops_head_norms(OpList *o, const Cluster *c, const LayerShape *s, double share) {
+    if (s->head_norms) ops_memory(o, c, "head norms", share, 1.5 * layer_rope_bytes(s));
 }
 
 // Adds the forward of one layer. Recomputation may end before the last GEMM and its sum.
 static inline void ops_layer_forward(OpList *o, const Cluster *c, const LayerShape *s, bool ends) {
-    size_t N = s->B * s->T, A = s->C / s->t, F = layer_hidden(s);
+    size_t N = s->B * s->T, A = layer_heads(s), F = layer_hidden(s);
     double e = LAYER_WIDTH, mask = c->dropout;
     double rows = (double)(N / (s->sequence_parallel ? s->t : 1)) * (double)s->C,
            inner = (double)N * (double)A;
     ops_memory(o, c, "layernorm", c->layernorm_forward_efficiency, 2 * e * rows);
     ops_f_forward(o, c, s);
     ops_gemm(o, c, "qkv", N, layer_qkv(s), s->C);
+    ops_head_norms(o, c, s, c->layernorm_forward_efficiency);
     ops_memory(o, c, "rope", c->elementwise_efficiency, layer_rope_bytes(s));
     ops_attention(o, c, s, false);
     // The unfused law's result is (B, NH, T, HS) and is copied to (B, T, NH, HS).
@@ -203,7 +221,7 @@ static inline void ops_layer_forward(OpList *o, const Cluster *c, const LayerSha
 
 // Adds the backward of one layer, without recomputation.
 static inline void ops_layer_backward(OpList *o, const Cluster *c, const LayerShape *s) {
-    size_t N = s->B * s->T, A = s->C / s->t, F = layer_hidden(s);
+    size_t N = s->B * s->T, A = layer_heads(s), F = layer_hidden(s);
     double e = LAYER_WIDTH;
     double rows = (double)(N / (s->sequence_parallel ? s->t : 1)) * (double)s->C,
            inner = (double)N * (double)A;
@@ -216,7 +234,8 @@ static inline void ops_layer_backward(OpList *o, const Cluster *c, const LayerSh
                        (3 + 2 * s->gate) * e * (double)N * (double)F);
         else
             ops_attention(o, c, s, true),
-                ops_memory(o, c, "rope", c->elementwise_efficiency, layer_rope_bytes(s));
+                ops_memory(o, c, "rope", c->elementwise_efficiency, layer_rope_bytes(s)),
+                ops_head_norms(o, c, s, c->layernorm_backward_efficiency);
         // three matrices of (N, A) gathered into dqkv, and datty transposed
         if (half == 1 && c->attention == ATTENTION_UNFUSED)
             ops_memory(o, c, "transpose", c->elementwise_efficiency, (2 + 6) * e * inner);

@@ -24,6 +24,8 @@ typedef struct {
     size_t KV;  // key heads of a model like Llama, without biases and positions; 0: GPT-2's block
     size_t F;         // hidden units of its MLP; 0: 4 C
     bool gate, tied;  // its MLP has a gate; its head is the embedding, as GPT-2's is
+    size_t HS, window;  // channels of a head, 0: C / NH; keys that a query sees, 0: all
+    bool head_norms;  // RMSNorm of each head of q and k
     size_t shard;     // FSDP: 2 shards gradients and optimizer, 3 the weights as well; 0: no FSDP
     size_t replicas;  // copies of the model under FSDP, each sharded among d/replicas neighbours
     char stages[128]; // layers of each stage, as "10,12"; "": equal
@@ -135,7 +137,7 @@ static inline void step_take_weights(OpList *from, OpList *to) {
 }
 
 // The parts of chunks: a layer, the embedding and the head.
-enum { STEP_KEY = 19 };
+enum { STEP_KEY = 22 };
 typedef struct {
     size_t key[STEP_KEY];  // what they depend on but for the cluster; all 0: not there yet
     ChunkCost layer, embedding, head;
@@ -159,7 +161,8 @@ static inline void step_make_pieces(const Cluster *c, const StepLayout *r, Place
     if (split) alone.tensor_overlap = false;
     LayerShape s = {
         r->micro_batch, r->T,         r->C,   r->NH, r->t, r->vocabulary, r->sequence_parallel,
-        false,          r->recompute, tensor, r->KV, r->F, r->gate};
+        false,          r->recompute, tensor, r->KV, r->F, r->gate,       r->HS,
+        r->window,      r->head_norms};
     for (int kind = STEP_FORWARD; kind <= STEP_BACKWARD; kind++)
         for (int later = 0; later < 2; later++) {
             s.add = later && !r->shard;
@@ -206,6 +209,9 @@ static inline const StepPieces *step_pieces(const Cluster *c, const StepLayout *
                                   r->KV,
                                   r->F,
                                   r->gate,
+                                  r->HS,
+                                  r->window,
+                                  r->head_norms,
                                   q.network};
     size_t hash = 0;
     for (int i = 0; i < STEP_KEY; i++) hash = (hash ^ key[i]) * 0x9e3779b97f4a7c15u;
@@ -242,8 +248,9 @@ static inline ChunkCost step_chunk_cost(const Cluster *c, const StepLayout *r, c
 // Parameters of a layer's matrices, in units of C^2: 12 in GPT-2.
 static inline double step_matrices(const StepLayout *r) {
     double heads = r->KV ? (double)r->KV / (double)r->NH : 1,
+           wide = r->HS ? (double)(r->HS * r->NH) / (double)r->C : 1,
            hidden = r->F ? (double)r->F / (double)r->C : 4;
-    return 2 + 2 * heads + (2 + r->gate) * hidden;
+    return (2 + 2 * heads) * wide + (2 + r->gate) * hidden;
 }
 
 // Parameters that a rank of the stage holds: matrices and vectors of its layers, the embeddings

@@ -29,11 +29,13 @@ step() {
     (cd "$dir" && bash -c "$command") >"$dir/out" 2>&1
 }
 
-for kind in llama qwen2 nemotron gpt2; do
+for kind in llama qwen2 qwen3 mistral nemotron gpt2; do
     page=llama class=LlamaForCausalLM trainer=train_llama tokenizer=$kind
     case $kind in
         llama) tokenizer=llama3 ;;
         qwen2) class=Qwen2ForCausalLM ;;
+        qwen3) class=Qwen3ForCausalLM tokenizer=qwen2 ;;
+        mistral) class=MistralForCausalLM tokenizer=llama3 ;;
         nemotron) class=NemotronForCausalLM tokenizer=llama3 ;;
         gpt2) page=gpt2 class=GPT2LMHeadModel trainer=train_gpt_3d ;;
     esac

@@ -58,7 +58,7 @@ reads dev/lessons/train_data.cu 4154
 reads dev/lessons/train_context.cu 6458
 reads dev/lessons/train_moe.cu 5662
 reads dev/lessons/train_fsdp.cu 5520
-reads dev/lessons/train_llama.cu 8018
+reads dev/lessons/train_llama.cu 8541
 reads dev/lessons/train_muon.cu 5436
 reads dev/lessons/train_zero_bubble.cu 7685
 reads dev/lessons/train_v.cu 8181
@@ -89,8 +89,8 @@ edge dev/lessons/train_context.cu dev/lessons/train_documents.cu 1108 38
 edge dev/lessons/train_data.cu dev/lessons/train_moe.cu 1714 206
 edge dev/lessons/train_data.cu dev/lessons/train_fsdp.cu 1516 150
 edge dev/lessons/train_data.cu dev/lessons/train_muon.cu 1387 105
-edge train_gpt_3d.cu dev/lessons/train_llama.cu 1289 454
 edge train_gpt.cu dev/lessons/train_offload.cu 1155 50
+edge train_gpt_3d.cu dev/lessons/train_llama.cu 1808 450
 for lesson in dev/lessons/*.cu; do
     parent=$(sed -n '2s,^// parent: ,,p' "$lesson")
     [ -f "$parent" ]

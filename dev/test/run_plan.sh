@@ -103,11 +103,14 @@ done)
 agree 'FSDP in replicas' 12 4 < <(for batch in 16 64; do
     beside "$model" dgx-a100 16 $batch '--shard 3' --shard 3 --replicas 2
 done)
-# Models of train_llama by their names: a tied head, grouped heads, a gate, and neither.
-agree 'Llama, Qwen2, Nemotron-4' 40 4 < <(
+# Models of train_llama by their names: a tied head, grouped heads, a gate, and neither; norms of
+# heads, a window.
+agree 'Llama, Qwen2 and 3, Mistral, Nemotron-4' 60 4 < <(
     beside '--model llama-3.2-1b --seq 4096' dgx-h100 16 64 '--tensor'
     beside '--model qwen2.5-0.5b --seq 4096' dgx-h100 8 64 '--tensor' --pipeline 2
     beside '--model llama-3.1-70b --seq 8192' dgx-h100 256 512 '--tensor'
+    beside '--model qwen3-1.7b --seq 4096' dgx-h100 16 64 '--tensor'
+    beside '--model mistral-7b --seq 8192' dgx-h100 32 64 '--tensor'
     beside '--model nemotron-4-15b --seq 4096' dgx-h100 64 256 '--tensor')
 plan --model llama-3.1-8b --cluster dgx-h100 --gpus 16 --batch 64 --schedule zb-h1 >"$dir/out"
 [ $? = 1 ] && grep -q '^error: .*train_llama has the schedules gpipe, 1f1b and interleaved' \

@@ -192,7 +192,7 @@ int main(void) {
           "an order that is no permutation is refused");
 
     bool derived = true;
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < 2 * LLAMA_TYPE_COUNT; i++) {
         Llama m;
         memset(&m, 0, sizeof m);
         m.type = (LlamaType)(i / 2), m.tied = i % 2;
@@ -200,7 +200,7 @@ int main(void) {
         derived = derived && m.spec.count > 0 && rules_derive_splits(&m.spec, true);
     }
     check(&c, rules_derive_splits(&GPT2, false), "two rules derive the split of GPT-2's tensors");
-    check(&c, derived, "and of those of Llama, Qwen2 and Nemotron-4");
+    check(&c, derived, "and of those of Llama, Qwen2 and 3, Mistral and Nemotron-4");
 
     FILE *file = tmpfile();
     char text[1024] = "";
