@@ -5,6 +5,7 @@
 #include "llmc/kernels/attention_first.cuh"
 #include "llmc/kernels/add.cuh"
 #include "llmc/kernels/dropout.cuh"
+#include "llmc/kernels/muon.cuh"
 #include "llmc/kernels/rope.cuh"
 
 static cudaStream_t stream;
@@ -92,6 +93,27 @@ static void rope_case(size_t N, size_t heads, size_t HS) {
     test_release(mark);
 }
 
+// The middle matrix of three side by side, all of Muon's kernels but its products. An owner of
+// elements [lo, hi) updates these.
+static void muon_case(size_t rows, size_t cols, size_t lo, size_t hi) {
+    size_t mark = test_count, n = 3 * rows * cols;
+    MuonMatrix shape = {rows, cols, 3 * cols, cols};
+    MuonScratch s = {test_floatX(rows * cols), NULL, NULL, NULL, test_array<double>(rows + 1)};
+    float *grads = to_device(test_values(n, 0, 1, 1), n);
+    float *momentum = to_device(test_values(n, 0, 1, 2), n);
+    float *weights = test_values(n, 0, 1, 3);
+    floatX *params = to_device_floatX(weights, n), *product = values(rows * cols, 1, 4);
+    float *master = sizeof(floatX) == 4 ? NULL : to_device(weights + lo, hi - lo);
+    muon_momentum(grads, momentum, n, 0.95, 0.5, stream);
+    muon_normalise(&s, grads, shape, stream);
+    muon_combine(s.x, s.x, product, MUON_A, 1.0f, rows * cols, stream);
+    muon_update(params, master, &s, shape, lo, hi, 0.02, 0.1, stream);
+    print("muon_momentum", to_host(momentum, n, stream), n);
+    result("muon_combine", s.x, rows * cols);
+    result("muon_update", params, n);
+    test_release(mark);
+}
+
 int main(void) {
     CUDA_CHECK(cudaStreamCreate(&stream));
     attention_case(2, 70, 1, 1, 64, 0);
@@ -103,6 +125,7 @@ int main(void) {
     first_case<64, false>(150, 64), first_case<128, true>(70, 128);
     element_cases(5, 48), element_cases(3, 37);
     rope_case(13, 2, 32), rope_case(7, 3, 6);
+    muon_case(8, 16, 0, 384), muon_case(5, 7, 11, 80);
     test_release(0);
     return 0;
 }

@@ -37,6 +37,9 @@ static inline void trainer_leave(Trainer *) {}
 
 #include "dev/plan/words.h"
 
+// The page has no Muon.
+static StageMemory candidate_muon(const Candidate *, size_t) { return {}; }
+
 // One layout for the page: its sizes, its memory and the time of its step.
 typedef struct {
     double t, d, p, v, micro_batch, schedule, max_in_flight, recompute, sequence_parallel, zero,

@@ -37,8 +37,8 @@ static inline Options candidate_options(const Candidate *x, size_t vocabulary) {
     const StepLayout *r = &x->run;
     Options o;
     memset(&o, 0, sizeof o);
-    o.groups =
-        rank_options(r->shard ? OPTIONS_DATA : OPTIONS_TENSOR | OPTIONS_PIPELINE | OPTIONS_DATA);
+    bool data = r->shard || r->muon;
+    o.groups = rank_options(data ? OPTIONS_DATA : OPTIONS_TENSOR | OPTIONS_PIPELINE | OPTIONS_DATA);
     o.config = {r->layers, r->C, r->NH, vocabulary, padded_vocabulary(vocabulary), r->T, NULL};
     o.seq = r->T;
     o.micro_batch = r->micro_batch, o.global_batch = r->global_batch;
@@ -158,9 +158,13 @@ static inline StageMemory candidate_sharded(const Candidate *x, size_t vocabular
     return used;
 }
 
+// Returns the arenas of the fullest data rank under Muon (dev/plan/muon.h).
+static StageMemory candidate_muon(const Candidate *x, size_t vocabulary);
+
 // Returns a stage's arenas, by the trainer that runs the layout.
 static inline StageMemory candidate_stage(const Candidate *x, size_t vocabulary, size_t stage) {
     if (x->run.shard) return candidate_sharded(x, vocabulary);
+    if (x->run.muon) return candidate_muon(x, vocabulary);
     if (x->llama)
         return candidate_count<llama::GPT>(x, vocabulary, stage, llama::layout,
                                            llama::own_buckets);

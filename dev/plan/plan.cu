@@ -4,11 +4,11 @@
 //                                                                          --gpus N --batch G
 //        [--tensor t] [--pipeline p] [--data d] [--virtual v] [--micro-batch b] [--schedule NAME]
 //        [--recompute none|gelu|layer] [--sequence-parallel 0|1] [--zero 0|1] [--shard 0|2|3]
-//        [--replicas r] [--order tdp]
+//        [--replicas r] [--optimizer adamw|muon] [--order tdp]
 //        [--layers-per-stage N,N,...] [--light] [--json]
 //
 // Tries every layout that train_gpt_3d, train_zero_bubble or train_fsdp accepts, or train_llama
-// for a name of its models (search.h). It asks the trainer's own layout function for its memory
+// for a name of its models, or train_muon with --optimizer muon (search.h). It asks the trainer's own layout function for its memory
 // (memory.h) and the simulation of dev/scale/step.h for its time. The trainer's own clock ranks
 // those within 5% of the best again, unless --light leaves that out. A flag of the layout fixes
 // that part of it. bf16. The question and the sentences are in words.h, which the explorer has
@@ -23,6 +23,12 @@ namespace zero_bubble {
 namespace fsdp {
 #include "dev/lessons/train_fsdp.cu"
 }
+#include "llmc/host/muon.h"
+#include "llmc/kernels/muon.cuh"
+#include "llmc/trainer/momenta.cuh"
+namespace muon {
+#include "dev/lessons/train_muon.cu"
+}
 #include "llmc/host/tokenizer_kinds.h"
 #include "llmc/kernels/rope.cuh"
 #include "llmc/kernels/swiglu.cuh"
@@ -32,6 +38,7 @@ namespace llama {
 }
 #undef main
 
+#include "dev/plan/muon.h"
 #include "dev/plan/words.h"
 
 #include <glob.h>
@@ -115,6 +122,7 @@ static double trainer_clock(const Search *s, const Candidate *x, const char *clu
         dup2(ends[1], STDOUT_FILENO), dup2(ends[1], STDERR_FILENO);
         close(ends[0]), close(ends[1]);
         exit(x->run.shard          ? fsdp::trainer_main(argc, argv)
+             : x->run.muon         ? muon::trainer_main(argc, argv)
              : x->llama            ? llama::trainer_main(argc, argv)
              : step_split(&x->run) ? zero_bubble::trainer_main(argc, argv)
                                    : trainer_main(argc, argv));
@@ -192,6 +200,7 @@ static void print_command(const Search *s, const char *path) {
     model_flags(model, sizeof model, w);
     const StepLayout *best = &s->best[0].run;
     const char *trainer = best->shard        ? "train_fsdp"
+                          : best->muon       ? "train_muon"
                           : s->wish.llama   ? "train_llama"
                           : step_split(best) ? "train_zero_bubble" : "train_gpt_3d";
     printf("\ntrain: mpirun -n %zu build/cuda-bf16/%s --train-data 'data/train_*.bin' %s %s\n",
@@ -232,6 +241,19 @@ static void print_other_kind(const Search *s) {
     search_free(&other);
 }
 
+// The best layout with Muon beside one with AdamW, or the reverse.
+static void print_other_optimizer(const Search *s) {
+    Search other;
+    memset(&other, 0, sizeof other);
+    other.cluster = s->cluster, other.wish = s->wish;
+    other.wish.muon = !s->wish.muon;
+    if (!wish_allows_muon(&s->wish)) return;
+    search_layouts(&other);
+    const Candidate *x = other.found ? &other.best[0] : &other.smallest;
+    if (x->memory) print_neighbour(s, other.wish.muon ? "Muon" : "AdamW", *x);
+    search_free(&other);
+}
+
 // Layouts that differ from the best one in one decision.
 static void print_neighbours(const Search *s) {
     const Candidate *b = &s->best[0];
@@ -247,7 +269,7 @@ static void print_neighbours(const Search *s) {
         r->t = (size_t)((double)r->t * moves[i].t), r->p = (size_t)((double)r->p * moves[i].p);
         r->d = (size_t)((double)r->d * moves[i].d);
         r->micro_batch = (size_t)((double)r->micro_batch * moves[i].micro_batch);
-        if (product(r) != r->ranks || r->micro_batch == 0 ||
+        if (product(r) != r->ranks || r->micro_batch == 0 || (r->muon && r->t * r->p > 1) ||
             r->global_batch % (r->micro_batch * r->d))
             continue;
         if (r->t == 1) r->sequence_parallel = false;
@@ -283,12 +305,14 @@ static void print_neighbours(const Search *s) {
             s, b->run.sequence_parallel ? "no sequence parallelism" : "sequence parallelism", x);
     x = *b;
     x.run.zero = !b->run.zero;
-    if (b->run.d > 1 && !b->run.shard) print_neighbour(s, b->run.zero ? "no ZeRO" : "ZeRO", x);
+    if (b->run.d > 1 && !b->run.shard && !b->run.muon)
+        print_neighbour(s, b->run.zero ? "no ZeRO" : "ZeRO", x);
     x = *b;
     x.run.stages[0] = 0;
     if (b->run.stages[0] && !s->wish.stages) print_neighbour(s, "equal stages", x);
     print_other_kind(s);
-    if (b->run.shard) return;
+    print_other_optimizer(s);
+    if (b->run.shard || b->run.muon) return;
     for (int i = 0; i < ORDER_COUNT; i++) {
         char what[64];
         x = *b;
@@ -334,6 +358,7 @@ static void print_json(const Search *s) {
         cJSON_AddBoolToObject(row, "zero", r->zero);
         cJSON_AddNumberToObject(row, "shard", (double)r->shard);
         cJSON_AddNumberToObject(row, "replicas", (double)r->replicas);
+        cJSON_AddStringToObject(row, "optimizer", r->muon ? "muon" : "adamw");
         cJSON_AddStringToObject(row, "order", r->order);
         cJSON_AddNumberToObject(row, "step_seconds", x->seconds);
         cJSON_AddNumberToObject(row, "clock_seconds", x->clock);
@@ -363,7 +388,7 @@ int main(int argc, char **argv) {
         "sizes of a model: --layers --heads --channels --seq --vocab\n"
         "to fix a part of the layout: --tensor --pipeline --data --virtual --micro-batch "
         "--schedule --recompute "
-        "--sequence-parallel\n    --zero --shard --replicas --order --layers-per-stage\n";
+        "--sequence-parallel\n    --zero --shard --replicas --optimizer --order --layers-per-stage\n";
     if (argc == 1 || strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
         printf("%smodels: ", usage);
         model_names(stdout);

@@ -30,6 +30,7 @@ typedef struct {
     size_t replicas;    // of the model under FSDP
     int schedule, recompute, sequence_parallel, zero;
     int shard;          // 2 or 3: FSDP; 0: none
+    int muon;           // 1: Muon updates matrices; 0: AdamW all
     const char *order;  // NULL: left to the search
     const char *stages; // --layers-per-stage; NULL: equal, or by speed where nodes are unlike
 } Wish;
@@ -208,7 +209,7 @@ static inline void search_schedules(Search *s, Candidate x, bool fits,
 
 // True if the wish leaves room for FSDP, which knows none of these.
 static inline bool wish_allows_shards(const Wish *w) {
-    if (w->replicas && w->ranks % w->replicas) return false;
+    if (w->muon || (w->replicas && w->ranks % w->replicas)) return false;
     return !w->llama && w->shard != 0 && w->t <= 1 && w->p <= 1 && !w->v && w->schedule < 0 &&
            w->sequence_parallel < 1 && w->zero != 0 && w->ranks > 1;
 }
@@ -217,42 +218,54 @@ static inline bool wish_allows_shard(const Wish *w, size_t shard) {
     return w->shard < 0 || w->shard == (int)shard;
 }
 
-// Adds the layouts of FSDP with x->run.replicas: all GPUs are data ranks.
-static inline void search_sharded_replicas(Search *s, Candidate x) {
+// True if nothing but data ranks with ZeRO is asked for, on which Muon runs.
+static inline bool wish_allows_muon(const Wish *w) {
+    return !w->llama && w->shard <= 0 && w->t <= 1 && w->p <= 1 && !w->v && w->schedule < 0 &&
+           w->sequence_parallel < 1 && w->zero != 0;
+}
+
+// Makes a layout of data ranks alone, for FSDP or Muon.
+static inline void candidate_data_ranks(Candidate *x) {
+    x->run.zero = true, x->run.v = 1, x->run.schedule = SCHEDULE_1F1B;
+}
+
+// Adds the layouts of FSDP with x->run.shard and x->run.replicas, or of Muon: all GPUs are data
+// ranks.
+static inline void search_data_ranks(Search *s, Candidate x) {
     const Wish *w = &s->wish;
     size_t share = w->global_batch / x.run.d;
     Error err;
-    x.run.zero = true, x.run.v = 1, x.run.schedule = SCHEDULE_1F1B;
-    for (x.run.shard = 2; x.run.shard <= 3; x.run.shard++)
-        for (x.run.micro_batch = 1;
-             x.run.micro_batch <= share && x.run.micro_batch <= SEARCH_MICRO_BATCH;
-             x.run.micro_batch++)
-            for (int k = RECOMPUTE_NONE; k <= RECOMPUTE_LAYER; k++) {
-                if (share % x.run.micro_batch ||
-                    (w->micro_batch && w->micro_batch != x.run.micro_batch) ||
-                    (w->recompute >= 0 && w->recompute != k) ||
-                    !wish_allows_shard(w, x.run.shard))
-                    continue;
-                candidate_recompute(&x, k);
-                if (candidate_refused(&x, w->model.V, &err)) {
-                    snprintf(s->why, sizeof s->why, "%s", err.text);
-                    s->refused++;
-                    continue;
-                }
-                s->listed++;
-                search_add(s, &x);
+    candidate_data_ranks(&x);
+    for (x.run.micro_batch = 1;
+         x.run.micro_batch <= share && x.run.micro_batch <= SEARCH_MICRO_BATCH; x.run.micro_batch++)
+        for (int k = RECOMPUTE_NONE; k <= RECOMPUTE_LAYER; k++) {
+            if (share % x.run.micro_batch ||
+                (w->micro_batch && w->micro_batch != x.run.micro_batch) ||
+                (w->recompute >= 0 && w->recompute != k))
+                continue;
+            candidate_recompute(&x, k);
+            if (candidate_refused(&x, w->model.V, &err)) {
+                snprintf(s->why, sizeof s->why, "%s", err.text);
+                s->refused++;
+                continue;
             }
+            s->listed++;
+            search_add(s, &x);
+        }
 }
 
 // Adds the layouts of FSDP: sharded over all ranks, or in replicas of one node, two, four...
 static inline void search_sharded(Search *s, Candidate x) {
     size_t wished = s->wish.replicas, node = (size_t)s->cluster->gpus_per_node;
-    x.run.replicas = wished ? wished : 1;
-    search_sharded_replicas(s, x);
-    for (size_t shards = node; !wished && shards < x.run.d; shards *= 2) {
-        if (x.run.d % shards) continue;
-        x.run.replicas = x.run.d / shards;
-        search_sharded_replicas(s, x);
+    for (x.run.shard = 2; x.run.shard <= 3; x.run.shard++) {
+        if (!wish_allows_shard(&s->wish, x.run.shard)) continue;
+        x.run.replicas = wished ? wished : 1;
+        search_data_ranks(s, x);
+        for (size_t shards = node; !wished && shards < x.run.d; shards *= 2) {
+            if (x.run.d % shards) continue;
+            x.run.replicas = x.run.d / shards;
+            search_data_ranks(s, x);
+        }
     }
 }
 
@@ -264,6 +277,7 @@ static inline Candidate search_blank(const Search *s, size_t ranks) {
     x.run.ranks = ranks, x.run.layers = w->model.L, x.run.C = w->model.C, x.run.NH = w->model.NH;
     x.run.T = w->T, x.run.vocabulary = w->model.Vp, x.run.global_batch = w->global_batch;
     x.run.scatter_gather = s->cluster->scatter_gather;
+    x.run.muon = w->muon;
     strcpy(x.run.order, w->order ? w->order : ORDERS[0]);
     const LlamaSize *llama = &LLAMA_SIZES[x.llama = w->llama];
     if (x.llama) {
@@ -296,7 +310,7 @@ static inline bool search_fits_sharded(Search *s, Candidate x) {
     Error err;
     if (x.run.t * x.run.p > 1 || !wish_allows_shards(w)) return false;
     x.run.micro_batch = w->micro_batch ? w->micro_batch : 1;
-    x.run.zero = true, x.run.v = 1, x.run.schedule = SCHEDULE_1F1B;
+    candidate_data_ranks(&x);
     x.run.replicas = w->replicas ? w->replicas : 1;
     for (x.run.shard = 3; x.run.shard >= 2; x.run.shard--)
         for (x.recompute = RECOMPUTE_LAYER; x.recompute >= RECOMPUTE_NONE; x.recompute--)
@@ -348,7 +362,28 @@ static inline bool search_fits_grid(Search *s, Candidate x) {
     return false;
 }
 
+// True if a layout of Muon fits: one of the least micro-batch. Weights and gradients take 6 bytes
+// on each rank, the optimizer 8 on all together.
+static inline bool search_fits_muon(Search *s, Candidate x) {
+    const Wish *w = &s->wish;
+    Error err;
+    double parameters = step_matrices(&x.run) * (double)(w->model.L * w->model.C) *
+                        (double)w->model.C;
+    if (x.run.t * x.run.p > 1) return false;
+    if (s->smallest.memory && parameters * (6 + 8 / (double)x.run.d) > s->cluster->memory)
+        return false;
+    x.run.micro_batch = w->micro_batch ? w->micro_batch : 1;
+    if (x.run.global_batch / x.run.d % x.run.micro_batch) return false;
+    candidate_data_ranks(&x);
+    for (x.recompute = RECOMPUTE_LAYER; x.recompute >= RECOMPUTE_NONE; x.recompute--)
+        if ((w->recompute < 0 || w->recompute == x.recompute) &&
+            !candidate_refused(&x, w->model.V, &err) && search_fits_one(s, &x))
+            return true;
+    return false;
+}
+
 static inline bool search_fits(Search *s, Candidate x) {
+    if (s->wish.muon) return search_fits_muon(s, x);
     return search_fits_grid(s, x) || search_fits_sharded(s, x);
 }
 
@@ -360,11 +395,12 @@ static inline size_t search_smallest(const Search *asked) {
     Candidate blank = search_blank(&s, 1);
     double parameters = step_matrices(&blank.run) * (double)(w->model.L * w->model.C) *
                         (double)w->model.C;
-    size_t least = (size_t)(18 * parameters / s.cluster->memory);
+    size_t least = (size_t)((w->muon ? 14 : 18) * parameters / s.cluster->memory);
+    size_t heads = w->muon ? 1 : w->model.NH, layers = w->muon ? 1 : w->model.L;
     for (size_t n = least ? least : 1; n <= SEARCH_GPUS; n++) {
         Candidate x = search_blank(&s, n);
-        for (x.run.t = 1; x.run.t <= n && x.run.t <= w->model.NH; x.run.t++)
-            for (x.run.p = 1; x.run.p * x.run.t <= n && x.run.p <= w->model.L; x.run.p++)
+        for (x.run.t = 1; x.run.t <= n && x.run.t <= heads; x.run.t++)
+            for (x.run.p = 1; x.run.p * x.run.t <= n && x.run.p <= layers; x.run.p++)
                 if (search_split(w, &x) && search_fits(&s, x)) return n;
     }
     return 0;
@@ -377,7 +413,8 @@ static inline void search_enumerate(Search *s) {
         for (x.run.p = 1; x.run.p * x.run.t <= w->ranks && x.run.p <= w->model.L; x.run.p++) {
             if (!search_split(w, &x)) continue;
             if (x.run.t * x.run.p == 1 && wish_allows_shards(w)) search_sharded(s, x);
-            if (w->shard != 0 && w->shard != -1) continue;
+            if (x.run.t * x.run.p == 1 && w->muon) search_data_ranks(s, x);
+            if (w->muon || (w->shard != 0 && w->shard != -1)) continue;
             bool fits = search_fits_grid(s, x), doubles[ORDER_COUNT] = {false};
             for (int i = 0; i < ORDER_COUNT; i++)
                 doubles[i] = !w->order && order_is_double(s->cluster, &x.run, i);

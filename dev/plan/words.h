@@ -35,7 +35,8 @@ static inline bool read_size(const char *flag, const char *text, size_t most, si
 static inline bool read_wish(Wish *w, const char **cluster, bool *json, bool *light, int argc,
                              char **argv, Error *err) {
     static const char *const schedules[] = {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-auto"};
-    static const char *const switches[] = {"0", "1"}, *const shards[] = {"0", "2", "3"};
+    static const char *const switches[] = {"0", "1"}, *const shards[] = {"0", "2", "3"},
+                             *const optimizers[] = {"adamw", "muon"};
     const char *model = NULL, *value;
     const SizeFlag sizes[] = {{"--layers", &w->model.L, 100000},
                               {"--heads", &w->model.NH, 100000},
@@ -54,7 +55,8 @@ static inline bool read_wish(Wish *w, const char **cluster, bool *json, bool *li
                                   {"--recompute", &w->recompute, RECOMPUTE_NAMES, 3},
                                   {"--sequence-parallel", &w->sequence_parallel, switches, 2},
                                   {"--zero", &w->zero, switches, 2},
-                                  {"--shard", &w->shard, shards, 3}};
+                                  {"--shard", &w->shard, shards, 3},
+                                  {"--optimizer", &w->muon, optimizers, 2}};
     memset(w, 0, sizeof *w);
     w->schedule = w->recompute = w->sequence_parallel = w->zero = w->shard = -1;
     for (int i = 1; i < argc; i++) {
@@ -104,6 +106,10 @@ static inline bool read_wish(Wish *w, const char **cluster, bool *json, bool *li
         if (!w->model.V) w->model.V = found.vocabulary;
         if (!w->T) w->T = found.seq;
     }
+    if (w->muon && !wish_allows_muon(w))
+        return error_set(err, "--optimizer muon is for a GPT-2 on data ranks with ZeRO: leave out "
+                              "--tensor, --pipeline, --virtual, --schedule, --sequence-parallel, "
+                              "--shard and --zero 0");
     if (!w->model.L || !w->model.NH || !w->model.C || !w->model.V || !w->T)
         return error_set(err,
                          "name a --model, or --layers, --heads, --channels, --seq and --vocab");
@@ -163,6 +169,8 @@ static inline void layout_flags(char *text, size_t size, const Candidate *x) {
     int n = r->shard
                 ? snprintf(text, size, "--shard %zu --data %zu --micro-batch %zu", r->shard, r->d,
                            r->micro_batch)
+            : r->muon
+                ? snprintf(text, size, "--data %zu --micro-batch %zu", r->d, r->micro_batch)
                 : snprintf(text, size, "--tensor %zu --data %zu --pipeline %zu --micro-batch %zu",
                            r->t, r->d, r->p, r->micro_batch);
 #define FLAG(...) n += snprintf(text + n, size - (size_t)n, __VA_ARGS__)
@@ -173,7 +181,7 @@ static inline void layout_flags(char *text, size_t size, const Candidate *x) {
     if (r->schedule == SCHEDULE_ZB_AUTO) FLAG(" --max-in-flight %zu", r->max_in_flight);
     if (r->sequence_parallel) FLAG(" --sequence-parallel 1");
     if (x->recompute) FLAG(" --recompute %s", RECOMPUTE_NAMES[x->recompute]);
-    if (r->d > 1 && !r->shard) FLAG(" --zero %d", r->zero);
+    if (r->d > 1 && !r->shard && !r->muon) FLAG(" --zero %d", r->zero);
     if (strcmp(r->order, "tdp") != 0) FLAG(" --order %s", r->order);
 #undef FLAG
 }
@@ -274,11 +282,14 @@ static inline void no_layout(const Search *s, char *why, size_t size) {
                  "out --tensor, "
                  "--pipeline, --virtual, --schedule, --sequence-parallel and --zero 0",
                  w->shard);
-    else if (w->shard > 0 && w->global_batch % w->ranks)
+    else if ((w->shard > 0 || w->muon) && w->global_batch % w->ranks)
         snprintf(why, size,
-                 "--shard %d makes data ranks of all %zu GPUs, and the batch of %zu sequences is "
+                 "%s makes data ranks of all %zu GPUs, and the batch of %zu sequences is "
                  "no multiple of that",
-                 w->shard, w->ranks, w->global_batch);
+                 w->muon         ? "--optimizer muon"
+                 : w->shard == 2 ? "--shard 2"
+                                 : "--shard 3",
+                 w->ranks, w->global_batch);
     else if (s->refused) snprintf(why, size, "%s", s->why);
     else if (w->ranks % product || (w->t && w->p && w->d && product != w->ranks))
         snprintf(why, size,

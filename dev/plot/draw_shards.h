@@ -1,6 +1,6 @@
 // draw_shards.h: when the data ranks of train_data and of train_fsdp communicate: two steps of
 // the first, and one step of the second with the windows in which weights and gradients of a
-// layer stay. Drawn by the rules of these lessons (which stream an operation uses, and what it
+// layer stay, and the end of a step of replicas. Drawn by the rules of these lessons (which stream an operation uses, and what it
 // waits for) with round durations; no run is behind them.
 #ifndef LLMC_DRAW_SHARDS_H
 #define LLMC_DRAW_SHARDS_H
@@ -138,6 +138,50 @@ static inline void draw_lesson_fsdp(FILE *out) {
         out, 12, 324,
         "R: reduce-scatter, which adds the sum to this rank's shard and empties the window.");
     FIGURE_NOTE(out, 12, 344, "Layers 4 and 5 are still in their windows when backward begins.");
+    svg_end(out);
+}
+
+// The backward of the last of several micro-batches and the update, with --replicas: the shards'
+// sums across nodes begin as soon as a shard is complete.
+static inline void draw_lesson_hsdp(FILE *out) {
+    enum { L = SHARDS_LAYERS, CELL = 30 };
+    static const char *const names[] = {"compute", "within a node", "across nodes"};
+    ShardsDrawing d = {out, 188, 33, 0, 0};
+    double gathered[L], empty[2] = {0, 0}, across = 0;
+    figure_begin(out, 660, 392, "train_fsdp --replicas 2: 2 nodes of 4 ranks");
+
+    // Who holds what: a rank's cell is its quarter of the model.
+    for (int node = 0; node < 2; node++)
+        for (int i = 0; i < 4; i++) {
+            double x = SHARDS_LEFT + i * (CELL + 100), y = 62 + 62 * node;
+            svg_rect(out, x, y, 4 * CELL, 26, "#ffffff", SVG_MUTED);
+            figure_box(out, x + i * CELL, y, CELL, 26, FIGURE_SHARE, "%d", i);
+            if (i == 0)
+                FIGURE_LABEL(out, 12, y + 18, "start", SVG_INK, "replica %d", node);
+            FIGURE_LABEL(out, x + 2 * CELL, y - 6, "middle", SVG_MUTED, "rank %d", 4 * node + i);
+        }
+
+    // The last micro-batch: the weights of the last two layers are still in their windows.
+    shards_rows(&d, 3, names);
+    for (int l = 0; l < L; l++) gathered[l] = 0;
+    for (int l = L; l-- > 0;) {
+        double begin = fmax(gathered[l], empty[l % 2]);
+        double end = shards_run(&d, 0, &d.compute, begin, 2, SHARDS_COLORS[l], 'B', l);
+        empty[l % 2] = shards_run(&d, 1, &d.data, end, 1, SHARDS_COLORS[l], 'R', l);
+        shards_run(&d, 2, &across, empty[l % 2], 1.8, SHARDS_COLORS[l], 'A', l);
+        if (l >= 2)
+            gathered[l - 2] =
+                shards_run(&d, 1, &d.data, end, 0.9, SHARDS_COLORS[l - 2], 'G', l - 2);
+    }
+    shards_run(&d, 0, &d.compute, across, 1.2, FIGURE_WHOLE, 'U', -1);
+    FIGURE_NOTE(out, 12, 310,
+                "Top: a replica's 4 ranks each keep a quarter; equal numbers are the same quarter.");
+    FIGURE_NOTE(out, 12, 330,
+                "Below: a rank's streams in the backward (B) of the last micro-batch, 6 layers.");
+    FIGURE_NOTE(out, 12, 350,
+                "G, R: all-gather of weights, reduce-scatter of gradients, over 4 neighbours.");
+    FIGURE_NOTE(out, 12, 370,
+                "A: all-reduce of a layer's quarter over the 2 replicas.  U: AdamW's update.");
     svg_end(out);
 }
 

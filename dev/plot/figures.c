@@ -42,6 +42,7 @@ static const Figure FIGURES[] = {
     {"dispatch", draw_dispatch},
     {"lesson_data", draw_lesson_data},
     {"lesson_fsdp", draw_lesson_fsdp},
+    {"lesson_hsdp", draw_lesson_hsdp},
     {"lesson_muon", draw_lesson_muon},
 };
 

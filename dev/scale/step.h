@@ -8,6 +8,7 @@
 #define DEV_SCALE_STEP_H
 
 #include "dev/scale/layer.h"
+#include "llmc/model_muon.h"
 #include "llmc/zero_bubble.h"
 
 typedef struct {
@@ -29,6 +30,7 @@ typedef struct {
     size_t shard;     // FSDP: 2 shards gradients and optimizer, 3 the weights as well; 0: no FSDP
     size_t replicas;  // copies of the model under FSDP, each sharded among d/replicas neighbours
     char stages[128]; // layers of each stage, as "10,12"; "": equal
+    bool muon;        // Muon updates the matrices of layers, each of them whole on one data rank
 } StepLayout;
 
 typedef struct {
@@ -109,6 +111,7 @@ static inline bool step_check(const StepLayout *r, Error *err) {
     if (r->shard && r->t * r->p > 1) return error_set(err, "FSDP has data ranks only");
     if (r->replicas && r->d % r->replicas)
         return error_set(err, "the replicas do not divide the data ranks");
+    if (r->muon && r->t * r->p > 1) return error_set(err, "Muon has data ranks only");
     return pipeline_check(r->schedule, (int)r->p, (int)m, (int)r->v, err);
 }
 
@@ -329,10 +332,63 @@ static inline void step_walk(StepMachine *x) {
     free(next);
 }
 
+// Returns the seconds of Muon on a matrix of m x n, m <= n: five steps of Newton-Schulz, and around
+// them the momentum, the norm in two kernels, the division by it, and the update.
+static inline double step_orthogonal(const Cluster *c, size_t m, size_t n) {
+    double e = LAYER_WIDTH, share = c->elementwise_efficiency;
+    double square = (double)(m * m), all = (double)(m * n);
+    double newton_schulz = cost_gemm(c, m, m, n, e) + cost_gemm(c, m, m, m, e) +
+                           cost_gemm(c, m, n, m, e) + cost_memory(c, share, 3 * e * square) +
+                           cost_memory(c, share, 3 * e * all);
+    return 5 * newton_schulz + cost_memory(c, share, 4 * 4 * all) +
+           cost_memory(c, share, 4 * all) + c->launch_device +
+           cost_memory(c, share, (4 + e) * all) + cost_memory(c, share, (2 * e + 2 * 4) * all);
+}
+
+// Returns the seconds of Muon on the matrices of the first data rank. No rank has more FLOPs of
+// Newton-Schulz: each block is dealt to it before others of as much work.
+static inline double step_owned(const Cluster *c, const StepLayout *r) {
+    size_t C = r->C, count = LAYER_MATRICES * r->layers;
+    struct { size_t parts, n; } kinds[LAYER_MATRICES] = {{3, C}, {1, C}, {1, 4 * C}, {1, 4 * C}};
+    MuonBlock *blocks = (MuonBlock *)host_alloc(count, sizeof *blocks);
+    double seconds = 0;
+    for (size_t i = 0; i < count; i++) {
+        MuonMatrix matrix = {C, kinds[i % LAYER_MATRICES].n, 0, 0};
+        blocks[i].owner = -1;
+        blocks[i].cost = (double)kinds[i % LAYER_MATRICES].parts * muon_flops(matrix);
+    }
+    muon_deal(blocks, count, r->d);
+    for (size_t i = 0; i < count; i++) {
+        if (blocks[i].owner != 0) continue;
+        seconds += (double)kinds[i % LAYER_MATRICES].parts *
+                   step_orthogonal(c, C, kinds[i % LAYER_MATRICES].n);
+    }
+    free(blocks);
+    return seconds;
+}
+
+// Stores the seconds of a layer's sums to the owners of its matrices, of their broadcasts, and of
+// the update, all layers together. Embeddings and the last layernorm are AdamW's, with ZeRO.
+static inline void step_muon(const Cluster *c, const StepLayout *r, Placement data, double *sum,
+                             double *gather, double *update) {
+    double all = step_parameters(r, 0), ends = (double)((r->T + r->vocabulary) * r->C);
+    double layers = (double)r->layers, layer = (all - ends) / layers;
+    *sum = layers * cost_collective(c, COLLECTIVE_REDUCE, c->gradient_bytes * layer, data) +
+           cost_collective(c, COLLECTIVE_REDUCE_SCATTER, c->gradient_bytes * ends, data);
+    *gather = layers * cost_collective(c, COLLECTIVE_BROADCAST, 2 * layer, data) +
+              cost_collective(c, COLLECTIVE_ALL_GATHER, 2 * ends, data);
+    double adamw = c->optimizer_bytes * ends / (double)r->d;
+    *update = step_owned(c, r) + cost_memory(c, c->optimizer_efficiency, adamw);
+}
+
 // Stores the seconds of a stage's sums over data ranks, of gathering its weights with zero, and
 // of its update.
 static inline void step_data(const Cluster *c, const StepLayout *r, const Grid *g, size_t stage,
                              double *sum, double *gather, double *update) {
+    if (r->muon) {
+        step_muon(c, r, step_group(c, g, stage, 'd'), sum, gather, update);
+        return;
+    }
     double parameters = step_parameters(r, stage), bytes = c->gradient_bytes * parameters;
     Placement data = step_group(c, g, stage, 'd');
     *sum = cost_collective(c, r->zero ? COLLECTIVE_REDUCE_SCATTER : COLLECTIVE_ALL_REDUCE, bytes,
@@ -344,7 +400,7 @@ static inline void step_data(const Cluster *c, const StepLayout *r, const Grid *
 
 // Sums over data ranks, over the two uses of the embedding, and the update. All stages wait for
 // the gradient norm. With overlap the sums hide behind a chunk's last backward, and the gathering
-// of weights behind its next first forward.
+// of weights behind its next first forward; Muon's also behind the update of later layers.
 static inline double step_end(StepMachine *x) {
     const Cluster *c = x->c;
     const StepLayout *r = x->r;
@@ -355,8 +411,8 @@ static inline double step_end(StepMachine *x) {
         const ChunkCost *cost = &x->costs[s];
         double hidden = c->data_overlap ? fmin(sum, cost->seconds[STEP_BACKWARD][x->m > 1]) : 0;
         if (c->data_overlap) {
-            double behind = fmin(gather, cost->seconds[STEP_FORWARD][0]);
-            hidden += behind;
+            double beside = cost->seconds[STEP_FORWARD][0] + (r->muon ? mine : 0);
+            hidden += fmin(gather, beside);
         }
         double exposed = sum + gather - hidden + hidden * (1 - 1 / c->overlap_slowdown);
         x->parts[s][TIME_DATA] += exposed;

@@ -4,6 +4,7 @@
 # them in the same order; on three made clusters the right choice is known, and so is why nothing
 # fits. Ends with `N passed, N failed`.
 # needs: tools/plan bf16/train_gpt_3d bf16/train_zero_bubble bf16/train_fsdp bf16/train_llama
+# needs: bf16/train_muon
 # shellcheck disable=SC2086  # flags are words
 . "$(dirname "$0")/report.sh"
 cpu_only 'it simulates, on the CPU'
@@ -11,6 +12,7 @@ trainer() {
     local name=train_gpt_3d
     [[ $* == *zb-* ]] && name=train_zero_bubble
     [[ $* == *--shard* ]] && name=train_fsdp
+    [[ $* == *--data* && $* != *--tensor* && $* != *--shard* ]] && name=train_muon
     [[ $* == *--model* ]] && name=train_llama
     "${build/fp32/bf16}/$name" "$@"
 }
@@ -103,6 +105,19 @@ done)
 agree 'FSDP in replicas' 12 4 < <(for batch in 16 64; do
     beside "$model" dgx-a100 16 $batch '--shard 3' --shard 3 --replicas 2
 done)
+# Muon: the owners' momenta, Newton-Schulz and the broadcasts behind it. Of 3 ranks the first owns
+# less than others, and the plan counts the fullest.
+agree Muon 13 4 < <(
+    beside "$model" dgx-a100 8 64 --data --optimizer muon
+    beside "$model" dgx-a100 4 16 --data --optimizer muon --micro-batch 1)
+small='--layers 4 --heads 4 --channels 128 --vocab 256 --seq 64 --micro-batch 1'
+planned=$(plan $small --cluster dgx-a100 --gpus 3 --batch 3 --optimizer muon --recompute none --json |
+    values memory_bytes)
+OMP_NUM_THREADS=1 $launch -n 3 "${build/fp32/bf16}/train_muon" $small --global-batch 3 --dry-run \
+    2>"$dir/err" | awk -v plan="${planned:-0}" '
+    $1 ~ /^[0-2]$/ && NF == 5 { sum[$1] = $2 + $3 + $4 + $5; if (sum[$1] > most) most = sum[$1] }
+    END { e = most - (plan - 3e9) / 2^20; exit !(most > sum[0] && e < 0.3 && e > -0.3) }'
+report $? "and for the fullest of 3 unlike owners: $planned bytes with 3 GB of libraries"
 # Models of train_llama by their names: a tied head, grouped heads, a gate, and neither; norms of
 # heads, a window.
 agree 'Llama, Qwen2 and 3, Mistral, Nemotron-4' 60 4 < <(
@@ -126,6 +141,8 @@ kind() {
 got=$(kind --model ptdp-39b --gpus 128 --batch 1024)
 [[ $got =~ ^no\ FSDP\ \+[1-9][.0-9]*%\ train_fsdp\ $ ]]
 report $? "39B on 128 A100: FSDP, and how much a grid takes: $got"
+grep -qE '^  Muon +(does not fit|\+[1-9])' "$dir/out"
+report $? "and what Muon takes: $(grep '^  Muon' "$dir/out")"
 got=$(kind --model gpt3-175b --gpus 1024 --batch 1024)
 [[ $got =~ ^FSDP\ \+[1-9][.0-9]*%\ train_gpt_3d\ $ ]]
 report $? "175B on 1024: a grid, and how much FSDP takes: $got"
@@ -417,6 +434,14 @@ refused 2 'does not divide 8' --model gpt2 --cluster dgx-a100 --gpus 8 --batch 8
     --replicas 3
 refused 1 'leave out --tensor' --model gpt2 --cluster dgx-a100 --gpus 8 --batch 8 --shard 3 \
     --tensor 2
+refused 2 'leave out --tensor' --model gpt2 --cluster dgx-a100 --gpus 8 --batch 8 \
+    --optimizer muon --tensor 2
+refused 2 'leave out --tensor' --model llama-3.2-1b --cluster dgx-a100 --gpus 8 --batch 8 \
+    --optimizer muon
+refused 1 'muon makes data ranks of all 8 GPUs' --model gpt2 --cluster dgx-a100 --gpus 8 \
+    --batch 12 --optimizer muon
+refused 1 'no number of GPUs' --model ptdp-39b --cluster dgx-a100 --gpus 64 --batch 64 \
+    --optimizer muon
 refused 1 'all 8 GPUs, and the batch of 12' --model gpt2 --cluster dgx-a100 --gpus 8 --batch 12 \
     --shard 3
 refused 1 'does not fit\|nothing fits' --model gpt3-175b --cluster dgx-a100 --gpus 32 --batch 32 \

@@ -354,7 +354,7 @@ static void test_networks(Check *c) {
     // p = 2, d = 16: stage 0 has the nodes with InfiniBand, stage 1 one with RoCE and one with
     // Ethernet
     StepLayout r = {32, 5, 1024, 16, 256, 128, 32, 1, 1, 2, 16, 1, LAYER_KEEPS, false, false, false,
-                    SCHEDULE_1F1B, 0, false, "", 0, 0, false, false, 0, 0, ""};
+                    SCHEDULE_1F1B, 0, false, "", 0, 0, false, false, 0, 0, "", false};
     Grid g = step_grid(&all, &r);
     double sum[2], gather, update;
     for (size_t s = 0; s < 2; s++) step_data(&all, &r, &g, s, &sum[s], &gather, &update);
@@ -589,7 +589,7 @@ static void test_layers(Check *c) {
 static StepLayout equal_stages(size_t v) {
     StepLayout r = {4, 8, 4096, 32, 256, 128, 8, 1, 1, 4, 1, v, LAYER_KEEPS, false, false, false,
                     v > 1 ? SCHEDULE_INTERLEAVED : SCHEDULE_1F1B, 0, false, "", 0, 0, false, false,
-                    0, 0, ""};
+                    0, 0, "", false};
     return r;
 }
 
@@ -626,7 +626,7 @@ static void test_steps(Check *c) {
     StepLayout data = {
         16,    2,           1024,  16,    256,   128,           32, 1,     1,  1, 16,
         1,     LAYER_KEEPS, false, false, false, SCHEDULE_1F1B, 0,  false, "", 0, 0,
-        false, false,       0,     0,     ""};
+        false, false,       0,     0,     "",    false};
     x = simple();
     step_simulate(&x, &data, &time, &err);
     x.nic_collective_bandwidth /= 2;

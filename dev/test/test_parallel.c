@@ -76,10 +76,10 @@ static const Grid PLACES[] = {
 enum { NUM_PLACES = sizeof PLACES / sizeof *PLACES };
 
 // Pairs (writer, reader) in PLACES; every place also resumes itself.
-static const int MOVES[][2] = {{1, 0},   {1, 2},  {2, 3},  {3, 4},  {4, 5},   {5, 6},  {6, 7},
-                               {7, 8},   {8, 0},  {7, 0},  {0, 7},  {4, 1},   {7, 4},  {7, 9},
-                               {9, 4},   {9, 0},  {4, 10}, {10, 7}, {10, 11}, {11, 0}, {7, 12},
-                               {12, 13}, {13, 0}, {6, 14}, {14, 7}, {7, 15}, {15, 3}, {15, 0}};
+static const int MOVES[][2] = {{1, 0}, {1, 2}, {2, 3}, {3, 4}, {4, 5}, {5, 6}, {6, 7}, {7, 8},
+                               {8, 0}, {7, 0}, {0, 7}, {4, 1}, {7, 4}, {7, 9}, {9, 4}, {9, 0},
+                               {4, 10}, {10, 7}, {10, 11}, {11, 0}, {10, 12}, {12, 10}, {12, 13},
+                               {13, 0}, {6, 14}, {14, 7}, {7, 15}, {15, 3}, {15, 0}};
 
 // Four steps over a shuffled epoch, with the states after steps 2 and 4.
 static const char FOUR_STEPS[] =
