@@ -168,17 +168,17 @@ typedef struct {
 } StepMemo;
 
 // Under FSDP a shard adds up the gradients of micro-batches, not the layer. In halves, the sum of
-// an input's gradient has no weight gradient beside it, and both recompute. Gradients of the
-// embedding and the head belong to the input's.
+// an input's gradient has no weight gradient beside it, and both recompute and gather. Gradients
+// of the embedding and the head belong to the input's.
 static inline void step_make_pieces(const Cluster *c, const StepLayout *r, Placement tensor,
                                     StepPieces *x) {
     Cluster alone = *c;
-    OpList o, recomputed, weights;
+    OpList o, more, weights;
     bool split = step_split(r);
     if (split) alone.tensor_overlap = false;
     LayerShape s = {
         r->micro_batch, r->T,         r->C,   r->NH, r->t, r->vocabulary, r->sequence_parallel,
-        false,          r->recompute, tensor, r->KV, r->F, r->gate};
+        false,          r->recompute, tensor, r->KV, r->F, r->gate, split};
     for (int kind = STEP_FORWARD; kind <= STEP_BACKWARD; kind++)
         for (int later = 0; later < 2; later++) {
             s.add = later && !r->shard;
@@ -186,8 +186,10 @@ static inline void step_make_pieces(const Cluster *c, const StepLayout *r, Place
             if (kind == STEP_BACKWARD && split) {
                 step_take_weights(&o, &weights);
                 step_add(&x->layer, STEP_WEIGHT, later, &weights, 1);
-                layer_recomputes(&recomputed, &alone, &s);
-                step_add(&x->layer, STEP_WEIGHT, later, &recomputed, 1);
+                layer_recomputes(&more, &alone, &s);
+                step_add(&x->layer, STEP_WEIGHT, later, &more, 1);
+                layer_weight_gathers(&more, &alone, &s);
+                step_add(&x->layer, STEP_WEIGHT, later, &more, 1);
             }
             step_add(&x->layer, kind, later, &o, 1);
             double again = kind == STEP_BACKWARD && r->recompute >= LAYER_WHOLE;
