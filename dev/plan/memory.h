@@ -1,8 +1,8 @@
 // memory.h: the memory of a layout on each device, from the trainers: train_gpt_3d.cu,
-// train_zero_bubble.cu, train_fsdp.cu and train_llama.cu are compiled into the planner (plan.cu),
-// and their own `layout` counts allocations. Their own checks refuse layouts.
+// train_zero_bubble.cu, train_v.cu, train_fsdp.cu and train_llama.cu are compiled into the planner
+// (plan.cu), and their own `layout` counts allocations. Their own checks refuse layouts.
 //
-// defines: Candidate, StageMemory, candidate_refused, candidate_memory
+// defines: Candidate, StageMemory, candidate_refused, candidate_left_out, candidate_memory
 #ifndef DEV_PLAN_MEMORY_H
 #define DEV_PLAN_MEMORY_H
 
@@ -69,7 +69,19 @@ static inline bool candidate_refused(const Candidate *x, size_t vocabulary, Erro
     Llama llama;
     if (x->llama && !candidate_llama(&llama, x->llama, &o.config, r->t, err)) return true;
     return !options_resolve(&o, NULL, r->ranks, err) ||
-           !pipeline_check((Schedule)o.schedule, (int)r->p, (int)m, (int)r->v, err);
+           !step_schedule_check(r, (Schedule)o.schedule, m, err);
+}
+
+// True if the trainer accepts this layout and the planner does not try it, with the reason in
+// *err: a V for which there are too few stages or micro-batches.
+static inline bool candidate_left_out(const Candidate *x, Error *err) {
+    const StepLayout *r = &x->run;
+    size_t m = r->global_batch / (r->micro_batch * r->d);
+    if (!step_folded(r) || (r->p > 1 && m >= 2 * r->p)) return false;
+    return !error_set(err,
+                      "--schedule %s is tried with 2 or more stages and twice as many "
+                      "micro-batches, not with %zu and %zu: it would idle longer than others",
+                      pipeline_schedule_name(r->schedule), r->p, m);
 }
 
 // Returns how many (micro-batch, chunk) pairs a stage holds activations of;
@@ -80,6 +92,7 @@ static inline size_t candidate_slots(const StepLayout *r, size_t stage) {
     if (r->schedule == SCHEDULE_INTERLEAVED) most = 2 * (p - stage - 1) + (r->v - 1) * p + 1;
     if (r->schedule == SCHEDULE_ZB_H1) most = p;
     if (r->schedule == SCHEDULE_ZB_AUTO) most = r->max_in_flight ? r->max_in_flight : 2 * p;
+    if (step_folded(r)) most = (size_t)v_limit(r->schedule, (int)p);
     return most < m * r->v ? most : m * r->v;
 }
 
@@ -87,7 +100,14 @@ static inline void release(Acts *x) { free(x->layers), free(x->residual); }
 static inline void release(zero_bubble::Acts *x) {
     free(x->layers), free(x->residual), free(x->grads);
 }
+static inline void release(v_schedules::Acts *x) {
+    free(x->layers), free(x->residual), free(x->grads);
+}
 static inline void release(llama::Acts *x) { free(x->layers), free(x->residual); }
+
+// Releases what one trainer's layout alone takes.
+static inline void release_own(Trainer *) {}
+static inline void release_own(v_schedules::GPT *m) { free(m->held); }
 
 // Sets what a trainer's `shard` adds to the sizes that all trainers have.
 static inline void candidate_sizes(Trainer *, const Candidate *) {}
@@ -117,16 +137,18 @@ static inline StageMemory candidate_count(const Candidate *x, size_t vocabulary,
     trainer_sizes(m, r->t);
     candidate_sizes(m, x);
     m->sp = r->sequence_parallel ? r->t : 1;
-    pipeline_plan_layers(&m->plan, r->layers, m->opt.layers_per_stage, r->p, stage, r->v, false);
+    bool folded = step_folded(r);
+    pipeline_plan_layers(&m->plan, r->layers, m->opt.layers_per_stage, r->p, stage, r->v, folded);
     m->plan.slots = candidate_slots(r, stage);
     size_t align = TENSOR_ALIGN * r->d;
-    trainer_shard(m, {r->t, 0, stage == 0, stage == r->p - 1, m->plan.layer_count, m->plan.layers,
-                      align, 1, 0});
+    bool head = stage == (folded ? 0 : r->p - 1);
+    trainer_shard(m, {r->t, 0, stage == 0, head, m->plan.layer_count, m->plan.layers, align, 1, 0});
     own_buckets(m, &m->share);
     if (m->opt.zero) own_buckets(m, &m->state);
     layout(m);
     StageMemory used = {m->weights.used, m->gradients.used, m->optimizer.used, m->activations.used};
     for (size_t i = 0; i < m->plan.slots; i++) release(&m->slots[i]);
+    release_own(m);
     free(m->slots), free(m->w), free(m->dw);
     free(m->share.host_pieces), free(m->state.host_pieces);
     free(m->plan.first), free(m->plan.count), free(m->plan.layers);
@@ -168,6 +190,9 @@ static inline StageMemory candidate_stage(const Candidate *x, size_t vocabulary,
     if (x->llama)
         return candidate_count<llama::GPT>(x, vocabulary, stage, llama::layout,
                                            llama::own_buckets);
+    if (step_folded(&x->run))
+        return candidate_count<v_schedules::GPT>(x, vocabulary, stage, v_schedules::layout,
+                                                 v_schedules::own_buckets);
     if (step_split(&x->run))
         return candidate_count<zero_bubble::GPT>(x, vocabulary, stage, zero_bubble::layout,
                                                  zero_bubble::own_buckets);

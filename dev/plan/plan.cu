@@ -7,12 +7,12 @@
 //        [--replicas r] [--optimizer adamw|muon] [--order tdp]
 //        [--layers-per-stage N,N,...] [--light] [--json]
 //
-// Tries every layout that train_gpt_3d, train_zero_bubble or train_fsdp accepts, or train_llama
-// for a name of its models, or train_muon with --optimizer muon (search.h). It asks the trainer's own layout function for its memory
-// (memory.h) and the simulation of dev/scale/step.h for its time. The trainer's own clock ranks
-// those within 5% of the best again, unless --light leaves that out. A flag of the layout fixes
-// that part of it. bf16. The question and the sentences are in words.h, which the explorer has
-// too.
+// Tries every layout that train_gpt_3d, train_zero_bubble, train_v or train_fsdp accepts, or
+// train_llama for a name of its models, or train_muon with --optimizer muon (search.h). It asks the
+// trainer's own layout function for its memory (memory.h) and the simulation of dev/scale/step.h
+// for its time. The trainer's own clock ranks those within 5% of the best again, unless --light
+// leaves that out. A flag of the layout fixes that part of it. bf16. The question and the sentences
+// are in words.h, which the explorer has too.
 #define main trainer_main  // the trainers are compiled in, and never started
 #include "train_gpt_3d.cu"
 #include "llmc/zero_bubble.h"
@@ -20,6 +20,10 @@ namespace zero_bubble {
 #include "dev/lessons/train_zero_bubble.cu"
 }
 #include "llmc/kernels/add.cuh"
+#include "llmc/v_schedules.h"
+namespace v_schedules {
+#include "dev/lessons/train_v.cu"
+}
 namespace fsdp {
 #include "dev/lessons/train_fsdp.cu"
 }
@@ -121,11 +125,12 @@ static double trainer_clock(const Search *s, const Candidate *x, const char *clu
     if (child == 0) {
         dup2(ends[1], STDOUT_FILENO), dup2(ends[1], STDERR_FILENO);
         close(ends[0]), close(ends[1]);
-        exit(x->run.shard          ? fsdp::trainer_main(argc, argv)
-             : x->run.muon         ? muon::trainer_main(argc, argv)
-             : x->llama            ? llama::trainer_main(argc, argv)
-             : step_split(&x->run) ? zero_bubble::trainer_main(argc, argv)
-                                   : trainer_main(argc, argv));
+        exit(x->run.shard           ? fsdp::trainer_main(argc, argv)
+             : x->run.muon          ? muon::trainer_main(argc, argv)
+             : x->llama             ? llama::trainer_main(argc, argv)
+             : step_folded(&x->run) ? v_schedules::trainer_main(argc, argv)
+             : step_split(&x->run)  ? zero_bubble::trainer_main(argc, argv)
+                                    : trainer_main(argc, argv));
     }
     close(ends[1]);
     FILE *said = fdopen(ends[0], "r");
@@ -202,6 +207,7 @@ static void print_command(const Search *s, const char *path) {
     const char *trainer = best->shard        ? "train_fsdp"
                           : best->muon       ? "train_muon"
                           : s->wish.llama   ? "train_llama"
+                          : step_folded(best) ? "train_v"
                           : step_split(best) ? "train_zero_bubble" : "train_gpt_3d";
     printf("\ntrain: mpirun -n %zu build/cuda-bf16/%s --train-data 'data/train_*.bin' %s %s\n",
            w->ranks, trainer, model, flags);
@@ -289,11 +295,12 @@ static void print_neighbours(const Search *s) {
         candidate_recompute(&x, k);
         if (k != b->recompute) print_neighbour(s, what, x);
     }
-    for (int k = SCHEDULE_GPIPE;
-         k <= (b->llama ? SCHEDULE_INTERLEAVED : SCHEDULE_ZB_H1) && b->run.p > 1; k++) {
+    int last = b->llama ? SCHEDULE_INTERLEAVED : SCHEDULE_DUALPIPE_V;
+    for (int k = SCHEDULE_GPIPE; k <= last && b->run.p > 1; k++) {
+        if (k == SCHEDULE_ZB_AUTO) continue;
         Candidate x = *b;
         x.run.schedule = (Schedule)k;
-        x.run.v = k == SCHEDULE_INTERLEAVED ? 2 : 1;
+        x.run.v = k == SCHEDULE_INTERLEAVED || step_folded(&x.run) ? 2 : 1;
         x.run.max_in_flight = 0;
         if (x.run.schedule != b->run.schedule)
             print_neighbour(s, pipeline_schedule_name(x.run.schedule), x);

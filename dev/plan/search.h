@@ -185,19 +185,23 @@ static inline void search_schedules(Search *s, Candidate x, bool fits,
     for (int sp = 0; sp <= (x.run.t > 1); sp++) {
         if (w->sequence_parallel >= 0 && w->sequence_parallel != sp && x.run.t > 1) continue;
         x.run.sequence_parallel = sp;
-        for (int schedule = SCHEDULE_GPIPE; schedule <= SCHEDULE_ZB_AUTO; schedule++) {
+        for (int schedule = SCHEDULE_GPIPE; schedule < SCHEDULE_COUNT; schedule++) {
             bool left_out = schedule == SCHEDULE_ZB_AUTO || (p == 1 && schedule != SCHEDULE_1F1B);
             if (w->schedule >= 0 ? w->schedule != schedule : left_out) continue;
             x.run.schedule = (Schedule)schedule;
             if (w->llama && w->schedule < 0 && step_split(&x.run)) continue;
-            bool chunks = schedule == SCHEDULE_INTERLEAVED;
-            for (size_t v = chunks ? 2 : 1; v <= (chunks ? L / p : 1); v++) {
+            bool folded = step_folded(&x.run), chunks = folded || schedule == SCHEDULE_INTERLEAVED;
+            size_t most = folded ? 2 : chunks ? L / p : 1;
+            for (size_t v = chunks ? 2 : 1; v <= most; v++) {
                 if ((w->v && w->v != v) || (chunks && L % (p * v))) continue;
                 x.run.v = v;
                 for (size_t times = 1;
                      times <= (schedule == SCHEDULE_ZB_AUTO ? SEARCH_IN_FLIGHT : 1); times++) {
                     x.run.max_in_flight = schedule == SCHEDULE_ZB_AUTO ? times * p : 0;
-                    if (candidate_refused(&x, w->model.V, &err)) {
+                    if (candidate_left_out(&x, &err)) {
+                        if (w->schedule == schedule)
+                            snprintf(s->why, sizeof s->why, "%s", err.text);
+                    } else if (candidate_refused(&x, w->model.V, &err)) {
                         snprintf(s->why, sizeof s->why, "%s", err.text);
                         s->refused++;
                     } else search_variants(s, x, fits, doubles);
@@ -322,12 +326,42 @@ static inline bool search_fits_sharded(Search *s, Candidate x) {
     return false;
 }
 
-// True if a layout of these t, p and d fits: one that needs as little memory as any. Such have
-// the least micro-batch, 1F1B, and one of the ways to recompute and to shard.
-static inline bool search_fits_grid(Search *s, Candidate x) {
+// True if a layout of these sizes and this schedule fits, in one of the ways to recompute and to
+// shard.
+static inline bool search_fits_schedule(Search *s, Candidate x, Schedule schedule) {
     const Wish *w = &s->wish;
     StepLayout *r = &x.run;
     Error err;
+    r->schedule = schedule;
+    r->max_in_flight = schedule == SCHEDULE_ZB_AUTO ? r->p : 0;
+    for (int sp = r->t > 1; sp >= 0; sp--)
+        for (x.recompute = RECOMPUTE_LAYER; x.recompute >= RECOMPUTE_NONE; x.recompute--)
+            for (int zero = r->d > 1; zero >= 0; zero--)
+                for (r->v = w->v                               ? w->v
+                            : schedule == SCHEDULE_INTERLEAVED ? 2
+                                                               : 1 + step_folded(r);
+                     r->v <= r->layers; r->v++) {
+                    bool wished =
+                        (w->sequence_parallel < 0 || w->sequence_parallel == sp || r->t == 1) &&
+                        (w->recompute < 0 || w->recompute == x.recompute) &&
+                        (w->zero < 0 || w->zero == zero || r->d == 1);
+                    if ((w->v || schedule != SCHEDULE_INTERLEAVED) && !wished) break;
+                    r->sequence_parallel = sp, r->zero = zero;
+                    if (wished &&
+                        (r->v == 1 || r->layers % (r->p * r->v) == 0) &&
+                        !candidate_left_out(&x, &err) &&
+                        !candidate_refused(&x, w->model.V, &err) && search_fits_one(s, &x))
+                        return true;
+                    if (w->v || schedule != SCHEDULE_INTERLEAVED) break;
+                }
+    return false;
+}
+
+// True if a layout of these t, p and d fits: one that needs as little memory as any. Such have
+// the least micro-batch and 1F1B. Where layers are not recomputed, v-half may need less.
+static inline bool search_fits_grid(Search *s, Candidate x) {
+    const Wish *w = &s->wish;
+    StepLayout *r = &x.run;
     if (w->shard != 0 && w->shard != -1) return false;
     // Weights and gradients are not sharded over data ranks, the optimizer's 12 bytes may be.
     double parameters = step_matrices(r) * (double)(w->model.L * w->model.C) * (double)w->model.C;
@@ -336,30 +370,13 @@ static inline bool search_fits_grid(Search *s, Candidate x) {
         return false;
     r->micro_batch = w->micro_batch ? w->micro_batch : 1;
     if (r->global_batch / r->d % r->micro_batch) return false;
-    r->schedule = w->schedule >= 0 ? (Schedule)w->schedule
-                  : w->v > 1       ? SCHEDULE_INTERLEAVED
-                                   : SCHEDULE_1F1B;
-    r->max_in_flight = r->schedule == SCHEDULE_ZB_AUTO ? r->p : 0;
-    for (int sp = r->t > 1; sp >= 0; sp--)
-        for (x.recompute = RECOMPUTE_LAYER; x.recompute >= RECOMPUTE_NONE; x.recompute--)
-            for (int zero = r->d > 1; zero >= 0; zero--)
-                for (r->v = w->v                                  ? w->v
-                            : r->schedule == SCHEDULE_INTERLEAVED ? 2
-                                                                  : 1;
-                     r->v <= r->layers; r->v++) {
-                    bool wished =
-                        (w->sequence_parallel < 0 || w->sequence_parallel == sp || r->t == 1) &&
-                        (w->recompute < 0 || w->recompute == x.recompute) &&
-                        (w->zero < 0 || w->zero == zero || r->d == 1);
-                    if ((w->v || r->schedule != SCHEDULE_INTERLEAVED) && !wished) break;
-                    r->sequence_parallel = sp, r->zero = zero;
-                    if (wished &&
-                        (r->schedule != SCHEDULE_INTERLEAVED || r->layers % (r->p * r->v) == 0) &&
-                        !candidate_refused(&x, w->model.V, &err) && search_fits_one(s, &x))
-                        return true;
-                    if (w->v || r->schedule != SCHEDULE_INTERLEAVED) break;
-                }
-    return false;
+    bool keeps = w->recompute == RECOMPUTE_NONE || w->recompute == RECOMPUTE_GELU;
+    bool half = w->schedule < 0 && !w->llama && keeps && (!w->v || w->v == 2);
+    Schedule first = w->schedule >= 0 ? (Schedule)w->schedule
+                     : w->v > 1       ? SCHEDULE_INTERLEAVED
+                                      : SCHEDULE_1F1B;
+    return search_fits_schedule(s, x, first) ||
+           (half && search_fits_schedule(s, x, SCHEDULE_V_HALF));
 }
 
 // True if a layout of Muon fits: one of the least micro-batch. Weights and gradients take 6 bytes
@@ -526,8 +543,8 @@ static inline Candidate candidate_moved(const Candidate *x, size_t from, size_t 
     int n = 0;
     for (size_t stage = 0; stage < x->run.p; stage++) {
         size_t layers = 0;
-        for (size_t chunk = stage; chunk < x->run.p * x->run.v; chunk += x->run.p)
-            layers += step_chunk_layers(&x->run, chunk);
+        for (size_t chunk = 0; chunk < x->run.v; chunk++)
+            layers += step_chunk_layers(&x->run, step_chunk(&x->run, stage, chunk));
         n += snprintf(y.run.stages + n, sizeof y.run.stages - (size_t)n, "%s%zu", stage ? "," : "",
                       layers - (stage == from) + (stage == to));
     }

@@ -34,7 +34,8 @@ static inline bool read_size(const char *flag, const char *text, size_t most, si
 // Fills the wish and the cluster's path. False, with a sentence, if an option is wrong.
 static inline bool read_wish(Wish *w, const char **cluster, bool *json, bool *light, int argc,
                              char **argv, Error *err) {
-    static const char *const schedules[] = {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-auto"};
+    static const char *const schedules[] = {"gpipe",   "1f1b", "interleaved", "zb-h1",
+                                            "zb-auto", "zb-v", "v-half",      "dualpipe-v"};
     static const char *const switches[] = {"0", "1"}, *const shards[] = {"0", "2", "3"},
                              *const optimizers[] = {"adamw", "muon"};
     const char *model = NULL, *value;
@@ -51,7 +52,7 @@ static inline bool read_wish(Wish *w, const char **cluster, bool *json, bool *li
                               {"--virtual", &w->v, 65536},
                               {"--replicas", &w->replicas, 65536},
                               {"--micro-batch", &w->micro_batch, SEARCH_MICRO_BATCH}};
-    const ChoiceFlag choices[] = {{"--schedule", &w->schedule, schedules, 5},
+    const ChoiceFlag choices[] = {{"--schedule", &w->schedule, schedules, SCHEDULE_COUNT},
                                   {"--recompute", &w->recompute, RECOMPUTE_NAMES, 3},
                                   {"--sequence-parallel", &w->sequence_parallel, switches, 2},
                                   {"--zero", &w->zero, switches, 2},
@@ -175,7 +176,7 @@ static inline void layout_flags(char *text, size_t size, const Candidate *x) {
                            r->t, r->d, r->p, r->micro_batch);
 #define FLAG(...) n += snprintf(text + n, size - (size_t)n, __VA_ARGS__)
     if (r->shard && r->replicas > 1) FLAG(" --replicas %zu", r->replicas);
-    if (r->v > 1) FLAG(" --virtual %zu", r->v);
+    if (r->v > 1 && !step_folded(r)) FLAG(" --virtual %zu", r->v);
     else if (r->p > 1) FLAG(" --schedule %s", pipeline_schedule_name(r->schedule));
     if (r->stages[0]) FLAG(" --layers-per-stage %s", r->stages);
     if (r->schedule == SCHEDULE_ZB_AUTO) FLAG(" --max-in-flight %zu", r->max_in_flight);
@@ -220,6 +221,10 @@ static inline void neighbour_text(const Search *s, Candidate x, char *text, size
     StepTime best = simulated(s, &s->best[0]), time;
     if (candidate_refused(&x, s->wish.model.V, &err)) {
         snprintf(text, size, "the trainer refuses: %s", err.text);
+        return;
+    }
+    if (candidate_left_out(&x, &err)) {
+        snprintf(text, size, "left out: %s", err.text);
         return;
     }
     candidate_memory(&x, s->wish.model.V, (size_t)s->cluster->reserve, true);
@@ -290,7 +295,7 @@ static inline void no_layout(const Search *s, char *why, size_t size) {
                  : w->shard == 2 ? "--shard 2"
                                  : "--shard 3",
                  w->ranks, w->global_batch);
-    else if (s->refused) snprintf(why, size, "%s", s->why);
+    else if (s->why[0]) snprintf(why, size, "%s", s->why);
     else if (w->ranks % product || (w->t && w->p && w->d && product != w->ranks))
         snprintf(why, size,
                  "t = %zu, p = %zu, d = %zu are asked for or 1, and their product is no divisor "

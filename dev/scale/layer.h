@@ -3,7 +3,8 @@
 // compared with them.
 //
 // defines: LayerOp, OpList, ops_seconds, op_is_of_weights, LayerShape, LayerRecompute,
-//          layer_operations, layer_recomputes, embedding_operations, head_operations
+//          layer_operations, layer_recomputes, layer_weight_gathers, embedding_operations,
+//          head_operations
 //
 // Letters as in the trainers: B, T, N = B*T tokens, Nl of a rank under sequence parallelism, C
 // channels, A = C/t of this rank's heads, F of its hidden units. "bytes" must move once: an
@@ -65,6 +66,7 @@ typedef struct {
     size_t HS;                  // channels of a head; 0: C / NH
     size_t window;              // keys that a query sees; 0: all
     bool head_norms;            // RMSNorm of each head of q and k
+    bool split;                 // its backward is in two halves
 } LayerShape;
 
 static inline size_t layer_head(const LayerShape *s) { return s->HS ? s->HS : s->C / s->NH; }
@@ -133,13 +135,13 @@ static inline void ops_beside(OpList *o, const Cluster *c, const LayerShape *s,
 
 // Adds both gradients of Y(N, n) = X(N, k) W and their accumulation. wide: W is column-parallel,
 // so f stands before it. Then dX is summed over the tensor group, and sequence parallelism
-// gathers X again, which began `before` seconds ago.
+// gathers X again, which began `before` seconds ago. In halves the weights' one gathers X.
 static inline void ops_linear_backward(OpList *o, const Cluster *c, const LayerShape *s, size_t N,
                                        size_t n, size_t k, bool wide, double before) {
     double input = cost_gemm(c, N, k, n, LAYER_WIDTH), weight = cost_gemm(c, k, n, N, LAYER_WIDTH);
     CollectiveKind sum = s->sequence_parallel ? COLLECTIVE_REDUCE_SCATTER : COLLECTIVE_ALL_REDUCE;
     const char *name = s->sequence_parallel ? "reduce-scatter" : "all-reduce";
-    if (wide && s->sequence_parallel)
+    if (wide && s->sequence_parallel && !s->split)
         ops_beside(o, c, s, "input gradient", input, before, "all-gather", COLLECTIVE_ALL_GATHER);
     else ops_add(o, "input gradient", TIME_GEMM, input);
     if (wide && c->tensor_overlap) ops_beside(o, c, s, "weight gradient", weight, 0, name, sum);
@@ -258,6 +260,16 @@ static inline void layer_recomputes(OpList *o, const Cluster *c, const LayerShap
     if (s->recompute == LAYER_GELU) ops_memory(o, c, "gelu", c->softmax_efficiency, gelu);
     if (s->recompute == LAYER_ATTENTION || (c->attention_recompute && !whole))
         ops_attention(o, c, s, false);
+}
+
+// Lists the gathers of the weights' half under sequence parallelism: for MLP and attention the
+// gradient behind them, which the input's half has gathered as well, and the input X.
+static inline void layer_weight_gathers(OpList *o, const Cluster *c, const LayerShape *s) {
+    o->count = 0;
+    for (int half = 0; half < 2; half++) {
+        ops_g_backward(o, c, s);
+        ops_f_forward(o, c, s);
+    }
 }
 
 // Lists a layer: forward, or backward with its recomputation.

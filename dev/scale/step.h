@@ -9,7 +9,7 @@
 
 #include "dev/scale/layer.h"
 #include "llmc/model_muon.h"
-#include "llmc/zero_bubble.h"
+#include "llmc/v_schedules.h"
 
 typedef struct {
     size_t ranks, layers, C, NH, T, vocabulary;  // vocabulary is padded
@@ -49,8 +49,19 @@ static inline size_t step_shards(const StepLayout *r) {
     return r->d / (r->replicas ? r->replicas : 1);
 }
 
+// True if a backward is in two halves.
 static inline bool step_split(const StepLayout *r) {
-    return r->schedule == SCHEDULE_ZB_H1 || r->schedule == SCHEDULE_ZB_AUTO;
+    return r->schedule >= SCHEDULE_ZB_H1;
+}
+
+// True if a stage's two chunks lie in a V.
+static inline bool step_folded(const StepLayout *r) {
+    return r->schedule >= SCHEDULE_ZB_V;
+}
+
+// Returns the global chunk that is chunk `chunk` of a stage.
+static inline size_t step_chunk(const StepLayout *r, size_t stage, size_t chunk) {
+    return step_folded(r) && chunk == 1 ? 2 * r->p - 1 - stage : chunk * r->p + stage;
 }
 
 // Returns the placement of the group of `count` ranks first, first + stride, ...: a group of a
@@ -92,6 +103,12 @@ static inline Placement step_group(const Cluster *c, const Grid *g, size_t stage
     return place;
 }
 
+static inline bool step_schedule_check(const StepLayout *r, Schedule schedule, size_t m,
+                                       Error *err) {
+    return step_folded(r) ? v_check(schedule, (int)r->p, (int)m, (int)r->v, err)
+                          : pipeline_check(schedule, (int)r->p, (int)m, (int)r->v, err);
+}
+
 static inline bool step_check(const StepLayout *r, Error *err) {
     size_t units = r->layers + (r->short_ends ? 2 : 0);
     if (r->t * r->p * r->d != r->ranks)
@@ -112,13 +129,15 @@ static inline bool step_check(const StepLayout *r, Error *err) {
     if (r->replicas && r->d % r->replicas)
         return error_set(err, "the replicas do not divide the data ranks");
     if (r->muon && r->t * r->p > 1) return error_set(err, "Muon has data ranks only");
-    return pipeline_check(r->schedule, (int)r->p, (int)m, (int)r->v, err);
+    return step_schedule_check(r, r->schedule, m, err);
 }
 
+// Returns the layers of a global chunk, as pipeline_plan_layers deals them.
 static inline size_t step_chunk_layers(const StepLayout *r, size_t chunk) {
     size_t chunks = r->p * r->v;
+    size_t place = chunk / r->p * r->p + chunk_stage(r->p, step_folded(r), chunk);
     if (!r->short_ends)
-        return chunk_layers(r->layers, r->stages[0] ? r->stages : NULL, r->p, r->v, chunk);
+        return chunk_layers(r->layers, r->stages[0] ? r->stages : NULL, r->p, r->v, place);
     return (r->layers + 2) / chunks - (chunk == 0) - (chunk == chunks - 1);
 }
 
@@ -154,18 +173,18 @@ typedef struct {
 } StepMemo;
 
 // Under FSDP a shard adds up the gradients of micro-batches, not the layer. In halves, the sum of
-// an input's gradient has no weight gradient beside it, and both recompute. Gradients of the
-// embedding and the head belong to the input's.
+// an input's gradient has no weight gradient beside it, and both recompute and gather. Gradients
+// of the embedding and the head belong to the input's.
 static inline void step_make_pieces(const Cluster *c, const StepLayout *r, Placement tensor,
                                     StepPieces *x) {
     Cluster alone = *c;
-    OpList o, recomputed, weights;
+    OpList o, more, weights;
     bool split = step_split(r);
     if (split) alone.tensor_overlap = false;
     LayerShape s = {
         r->micro_batch, r->T,         r->C,   r->NH, r->t, r->vocabulary, r->sequence_parallel,
         false,          r->recompute, tensor, r->KV, r->F, r->gate,       r->HS,
-        r->window,      r->head_norms};
+        r->window,      r->head_norms, split};
     for (int kind = STEP_FORWARD; kind <= STEP_BACKWARD; kind++)
         for (int later = 0; later < 2; later++) {
             s.add = later && !r->shard;
@@ -173,8 +192,10 @@ static inline void step_make_pieces(const Cluster *c, const StepLayout *r, Place
             if (kind == STEP_BACKWARD && split) {
                 step_take_weights(&o, &weights);
                 step_add(&x->layer, STEP_WEIGHT, later, &weights, 1);
-                layer_recomputes(&recomputed, &alone, &s);
-                step_add(&x->layer, STEP_WEIGHT, later, &recomputed, 1);
+                layer_recomputes(&more, &alone, &s);
+                step_add(&x->layer, STEP_WEIGHT, later, &more, 1);
+                layer_weight_gathers(&more, &alone, &s);
+                step_add(&x->layer, STEP_WEIGHT, later, &more, 1);
             }
             step_add(&x->layer, kind, later, &o, 1);
             double again = kind == STEP_BACKWARD && r->recompute >= LAYER_WHOLE;
@@ -241,7 +262,8 @@ static inline ChunkCost step_chunk_cost(const Cluster *c, const StepLayout *r, c
                                         size_t chunk, StepMemo *memo) {
     ChunkCost cost;
     memset(&cost, 0, sizeof cost);
-    const StepPieces *x = step_pieces(c, r, step_group(c, g, chunk % r->p, 't'), memo);
+    size_t stage = chunk_stage(r->p, step_folded(r), chunk);
+    const StepPieces *x = step_pieces(c, r, step_group(c, g, stage, 't'), memo);
     step_add_cost(&cost, &x->layer, (double)step_chunk_layers(r, chunk));
     if (chunk == 0) step_add_cost(&cost, &x->embedding, 1);
     if (chunk == r->p * r->v - 1) step_add_cost(&cost, &x->head, 1);
@@ -257,14 +279,15 @@ static inline double step_matrices(const StepLayout *r) {
 }
 
 // Parameters that a rank of the stage holds: matrices and vectors of its layers, the embeddings
-// at both ends.
+// at both ends, which are one in a V.
 static inline double step_parameters(const StepLayout *r, size_t stage) {
     double C = (double)r->C, t = (double)r->t, sum = 0, matrices = step_matrices(r);
     for (size_t chunk = 0; chunk < r->v; chunk++)
-        sum += (double)step_chunk_layers(r, chunk * r->p + stage) *
+        sum += (double)step_chunk_layers(r, step_chunk(r, stage, chunk)) *
                (matrices * C * C / t + 7 * C / t + 6 * C);
     if (stage == 0 && !r->KV) sum += (double)r->T * C;
-    if (stage == 0 || stage == r->p - 1) sum += (double)r->vocabulary * C / t;
+    if (stage == 0 || (stage == r->p - 1 && !step_folded(r)))
+        sum += (double)r->vocabulary * C / t;
     return sum;
 }
 
@@ -279,7 +302,8 @@ typedef struct {
     double (*parts)[TIME_PARTS];  // [p]
     ChunkCost *costs;          // [p v]
     double *send;              // [p] s of a message between stage s and s + 1, modulo p
-    double *sent;  // [2][p] when the last message forward and backward between them has arrived
+    double *sent;  // [2][2][p] when the last message between them has arrived: of a chunk in a V
+                   // (else all are in 0), forward and backward
     double gather;             // s of the all-gather that ends scatter/gather
 } StepMachine;
 
@@ -290,17 +314,20 @@ static inline double *step_arrival(StepMachine *x, StepKind kind, size_t chunk, 
 // Runs the next step of a stage if its input has arrived.
 static inline bool step_run(StepMachine *x, size_t stage, PipelineStep step) {
     const StepLayout *r = x->r;
-    size_t chunks = r->p * r->v, chunk = (size_t)step.chunk * r->p + stage,
+    size_t chunks = r->p * r->v, chunk = step_chunk(r, stage, (size_t)step.chunk),
            micro = (size_t)step.micro;
     bool forward = step.kind == STEP_FORWARD, alone = step.kind == STEP_WEIGHT,
          overlap = x->c->pipeline_overlap;
     bool first = alone || chunk == (forward ? 0 : chunks - 1),
          last = alone || chunk == (forward ? chunks - 1 : 0);
+    int from, to;  // PIPELINE_NONE at the model's ends, and where a V turns
+    pipeline_neighbours(&x->lists, (int)stage, step, &from, &to);
     double arrived = first ? 0 : *step_arrival(x, step.kind, chunk, micro);
     double now = x->free_at[stage], *parts = x->parts[stage];
     if (arrived < 0) return false;
     if (arrived > now) now = arrived;
-    double receive = first ? 0 : x->gather, host = first ? 0 : x->c->host_transfer;
+    bool receives = from != PIPELINE_NONE;
+    double receive = receives ? x->gather : 0, host = receives ? x->c->host_transfer : 0;
     const ChunkCost *cost = &x->costs[chunk];
     now += receive + host + cost->seconds[step.kind][micro > 0];
     parts[TIME_PIPELINE] += receive;
@@ -308,14 +335,23 @@ static inline bool step_run(StepMachine *x, size_t stage, PipelineStep step) {
     for (int g = 0; g < TIME_PARTS; g++) parts[g] += cost->groups[step.kind][micro > 0][g];
     x->free_at[stage] = now;
     if (last) return true;
-    size_t link = forward ? stage : (stage + r->p - 1) % r->p;
-    double send = x->send[link], *sent = &x->sent[forward ? link : r->p + link];
+    double *arrival = step_arrival(x, step.kind, forward ? chunk + 1 : chunk - 1, micro);
+    if (to == PIPELINE_NONE) {
+        *arrival = now;
+        return true;
+    }
+
+    // The link lies between stage `link` and the next one. Each chunk of a V has its own.
+    size_t in_v = step_folded(r) ? (size_t)step.chunk : 0;
+    bool up = forward == (in_v == 0);
+    size_t link = up ? stage : (size_t)to;
+    double send = x->send[link], *sent = &x->sent[(2 * in_v + !forward) * r->p + link];
     if (!overlap) {
         x->free_at[stage] += send;
         parts[TIME_PIPELINE] += send;
     }
     *sent = fmax(now, *sent) + send;
-    *step_arrival(x, step.kind, forward ? chunk + 1 : chunk - 1, micro) = *sent;
+    *arrival = *sent;
     return true;
 }
 
@@ -420,7 +456,7 @@ static inline double step_end(StepMachine *x) {
         end = fmax(end, x->free_at[s]);
         update = fmax(update, mine);
     }
-    if (r->p > 1 && (!r->KV || r->tied)) {
+    if (r->p > 1 && !step_folded(r) && (!r->KV || r->tied)) {
         Placement ends = step_group(c, &x->grid, 0, 'e');
         // With ZeRO a rank sums the part that it owns.
         double wte = (double)(r->vocabulary * r->C) / (double)(r->t * (r->zero ? r->d : 1));
@@ -452,7 +488,8 @@ static inline double step_bound(const Cluster *c, const StepLayout *r, StepMemo 
     for (size_t s = 0; s < r->p; s++) {
         double busy = before, sum, gather, update;
         const StepPieces *x = step_pieces(c, r, step_group(c, &g, s, 't'), memo);
-        for (size_t i = s; i < r->p * r->v; i += r->p) {
+        for (size_t n = 0; n < r->v; n++) {
+            size_t i = step_chunk(r, s, n);
             double layers = (double)step_chunk_layers(r, i), first = i == 0,
                    last = i == r->p * r->v - 1;
             for (int kind = 0; kind < 3; kind++)
@@ -566,14 +603,16 @@ static inline bool step_simulate(const Cluster *c, const StepLayout *r, StepTime
     memset(&x, 0, sizeof x);
     x.c = c, x.r = r, x.m = m, x.grid = step_grid(c, r);
     PipelineTimes search = zero_bubble_times(r->C, r->T);
-    x.lists = zero_bubble_make(r->schedule, (int)r->p, (int)m, (int)r->v, &search,
-                               r->max_in_flight ? r->max_in_flight : 2 * r->p);
+    if (step_folded(r)) x.lists = v_make(r->schedule, (int)r->p, (int)m, &search);
+    else
+        x.lists = zero_bubble_make(r->schedule, (int)r->p, (int)m, (int)r->v, &search,
+                                   r->max_in_flight ? r->max_in_flight : 2 * r->p);
     x.arrival = (double *)host_alloc(2 * chunks * m, sizeof *x.arrival);
     x.free_at = (double *)host_alloc(r->p, sizeof *x.free_at);
     x.parts = (double(*)[TIME_PARTS])host_alloc(r->p, sizeof *x.parts);
     x.costs = step_chunk_costs(c, r, &x.grid, &memo);
     x.send = (double *)host_alloc(r->p, sizeof *x.send);
-    x.sent = (double *)host_alloc(2 * r->p, sizeof *x.sent);
+    x.sent = (double *)host_alloc(4 * r->p, sizeof *x.sent);
     for (size_t i = 0; i < 2 * chunks * m; i++) x.arrival[i] = -1;
 
     double message = step_message(r);

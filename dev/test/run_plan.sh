@@ -4,13 +4,14 @@
 # them in the same order; on three made clusters the right choice is known, and so is why nothing
 # fits. Ends with `N passed, N failed`.
 # needs: tools/plan bf16/train_gpt_3d bf16/train_zero_bubble bf16/train_fsdp bf16/train_llama
-# needs: bf16/train_muon
+# needs: bf16/train_muon bf16/train_v
 # shellcheck disable=SC2086  # flags are words
 . "$(dirname "$0")/report.sh"
 cpu_only 'it simulates, on the CPU'
 trainer() {
     local name=train_gpt_3d
     [[ $* == *zb-* ]] && name=train_zero_bubble
+    [[ $* =~ zb-v|v-half|dualpipe-v ]] && name=train_v
     [[ $* == *--shard* ]] && name=train_fsdp
     [[ $* == *--data* && $* != *--tensor* && $* != *--shard* ]] && name=train_muon
     [[ $* == *--model* ]] && name=train_llama
@@ -127,6 +128,16 @@ agree 'Llama, Qwen2 and 3, Mistral, Nemotron-4' 60 4 < <(
     beside '--model qwen3-1.7b --seq 4096' dgx-h100 16 64 '--tensor'
     beside '--model mistral-7b --seq 8192' dgx-h100 32 64 '--tensor'
     beside '--model nemotron-4-15b --seq 4096' dgx-h100 64 256 '--tensor')
+# Two chunks a stage in a V: the memory of both ends of the model on stage 0, and of twice as many
+# pairs of micro-batch and chunk.
+agree 'chunks in a V' 25 4 < <(
+    for schedule in zb-v dualpipe-v; do
+        beside "$model" dgx-a100 8 64 '--tensor' --pipeline 4 --schedule $schedule
+    done
+    beside "$model" dgx-a100 8 64 '--tensor' --tensor 2 --pipeline 4 --schedule v-half)
+plan $model --cluster dgx-a100 --gpus 8 --batch 8 --pipeline 8 --schedule zb-v >"$dir/out"
+[ $? = 1 ] && grep -q 'twice as many micro-batches, not with 8 and 8' "$dir/err"
+report $? 'a V with fewer than 2 p micro-batches is left out with a sentence'
 plan --model llama-3.1-8b --cluster dgx-h100 --gpus 16 --batch 64 --schedule zb-h1 >"$dir/out"
 [ $? = 1 ] && grep -q '^error: .*train_llama has the schedules gpipe, 1f1b and interleaved' \
     "$dir/err"
@@ -192,7 +203,7 @@ report $? "the ten best are in the order of the trainer's clock, which says $ste
 
 double=$(for at in best ranked; do
     values flags <"$dir/$at.json" |
-        sed 's/ --order ...//; s/ --schedule zb-[a-z0-9]*//; s/ --max-in-flight [0-9]*//' |
+        sed 's/ --order ...//; s/ --schedule [a-z0-9-]*//; s/ --max-in-flight [0-9]*//' |
         paste <(values step_seconds <"$dir/$at.json") - | sort | uniq -d
 done)
 [ -z "$double" ]

@@ -503,7 +503,7 @@ static void test_collectives(Check *c) {
 static void test_layers(Check *c) {
     Cluster x = simple();
     LayerShape s = {2, 1024, 1024, 16, 1, 1024, false, false, LAYER_KEEPS,
-                    placement_stride(&x, 0, 1, 1, 8), 0, 0, false};
+                    placement_stride(&x, 0, 1, 1, 8), 0, 0, false, false};
     OpList o;
     double groups[TIME_PARTS] = {0}, sum = 0;
     layer_operations(&o, &x, &s, false);

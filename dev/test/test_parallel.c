@@ -360,6 +360,9 @@ static const TrafficRow TRAFFIC[] = {
     {{"_3d", 2, 2, 2, 2, "", true}, 1},
     {{"_3d", 2, 2, 2, 2, "--sequence-parallel 1", false}, 1},
     {{"_3d", 2, 2, 2, 1, "--sequence-parallel 1 --zero 0 --overlap 0", false}, 2},
+    {{"v", 1, 1, 2, 1, "--schedule zb-v", true}, 1},
+    {{"v", 2, 1, 2, 1, "--schedule dualpipe-v --sequence-parallel 1 --recompute layer", false}, 1},
+    {{"v", 2, 2, 2, 1, "--schedule v-half", false}, 1},
 };
 
 typedef struct {
@@ -417,18 +420,24 @@ static int replicas_of(const Grid *g) {
     return flag ? atoi(flag + strlen("--replicas ")) : 1;
 }
 
-// Parameters of the rank of tensor rank 0 on a stage; all tensor ranks have as many.
+// True for train_v: two chunks a stage, of which the second ones come down again.
+static bool is_v(const Grid *g) { return strcmp(g->trainer, "v") == 0; }
+
+// Parameters of the rank of tensor rank 0 on a stage; all tensor ranks have as many. In a V the
+// chunks divide the layers here.
 static ParamTable stage_table(const GPTConfig *config, const Grid *g, int stage) {
-    size_t layers[64], n = 0, chunks = (size_t)(g->p * g->v), first = 0;
+    size_t layers[64], n = 0, p = (size_t)g->p, chunks = p * (is_v(g) ? 2 : (size_t)g->v);
+    size_t first = 0;
     for (size_t chunk = 0; chunk < chunks; chunk++) {
         size_t count = config->L / chunks + (chunk < config->L % chunks);
-        for (size_t l = 0; l < count && chunk % (size_t)g->p == (size_t)stage; l++)
-            layers[n++] = first + l;
+        size_t its_stage = is_v(g) && chunk >= p ? 2 * p - 1 - chunk : chunk % p;
+        for (size_t l = 0; l < count && its_stage == (size_t)stage; l++) layers[n++] = first + l;
         first += count;
     }
-    bool shared = strcmp(g->trainer, "_3d") == 0 || is_data_lesson(g->trainer);
+    bool shared = strcmp(g->trainer, "_3d") == 0 || is_v(g) || is_data_lesson(g->trainer);
     size_t align = shared ? TENSOR_ALIGN * (size_t)(g->d / replicas_of(g)) : 0;
-    Shard shard = {(size_t)g->t, 0, stage == 0, stage == g->p - 1, n, layers, align, 1, 0};
+    bool head = stage == (is_v(g) ? 0 : g->p - 1);
+    Shard shard = {(size_t)g->t, 0, stage == 0, head, n, layers, align, 1, 0};
     return table_make(config, shard);
 }
 
@@ -475,19 +484,23 @@ static Counts expected_traffic(const Grid *g, int micro, size_t width) {
     double t = g->t, d = g->d, w = (double)width, m = TG / (micro * d), N = micro * TT,
            X = N * TC * w;
     c.by[CONTEXT][SEND] = expected_context(g, TSTEPS * TG / micro, N, w);
-    double steps = TSTEPS, all = steps * d * m, L = TL, messages = 2 * (g->p * g->v - 1);
-    bool sp = sequence_parallel(g), again = has(g, "--recompute");
+    // A message for each step from chunk to chunk; where a V turns there is none.
+    double messages = 2 * (is_v(g) ? 2 * g->p - 2 : g->p * g->v - 1);
+    double steps = TSTEPS, all = steps * d * m, L = TL;
+    bool sp = sequence_parallel(g);
+    double halves = is_v(g) ? 2 : 1, again = has(g, "--recompute") ? halves : 0;
     Traffic *tensor = c.by[TENSOR], layers[NUM_OPS];
     memset(layers, 0, sizeof layers);
     // Layers: g and f of both halves, forward and backward: 4 all-reduces, and one g more when
     // forward is recomputed. Under sequence parallelism each is a reduce-scatter and an
     // all-gather; and backward gathers the layernorms' outputs again, twice a layer, as each rank
-    // keeps only its rows of them.
+    // keeps only its rows of them. In two halves a backward recomputes in both, and the second one
+    // gathers g's gradients again.
     if (!sp) {
-        add_all_reduces(&layers[ALL_REDUCE], all * L * (again ? 5 : 4), t, X);
+        add_all_reduces(&layers[ALL_REDUCE], all * L * (4 + again), t, X);
     } else {
-        add_halves(&layers[REDUCE_SCATTER], all * L * (again ? 5 : 4), t, X);
-        add_halves(&layers[ALL_GATHER], all * L * (4 + 2 + (again ? 2 : 0)), t, X);
+        add_halves(&layers[REDUCE_SCATTER], all * L * (4 + again), t, X);
+        add_halves(&layers[ALL_GATHER], all * L * (4 + 2 * halves + 2 * again), t, X);
     }
     for (int op = 0; op < NUM_OPS; op++) {
         c.layers += layers[op].bytes;
@@ -520,9 +533,9 @@ static Counts expected_traffic(const Grid *g, int micro, size_t width) {
         double after = has(g, "--zero 0") ? 4 : w;
         c.parameters += t * d * (double)table.total;
         // The two stages sum the tied embedding, bucket 0: with ZeRO each data rank the part that
-        // it owns.
+        // it owns. In a V stage 0 has both ends.
         double tied = (double)table.buckets[1] * 4 / (has(g, "--zero 0") ? 1 : d);
-        if (g->p > 1 && stage == 0)
+        if (g->p > 1 && stage == 0 && !is_v(g))
             add_all_reduces(&c.by[EMBEDDING][ALL_REDUCE], steps * t * d, 2, tied);
         for (size_t b = 0; b < table.bucket_count && d > 1; b++) {
             double size = (double)(table.buckets[b + 1] - table.buckets[b]);
@@ -889,6 +902,37 @@ static void memory_over_halves(Context *x) {
           "memory: zb-auto keeps 2p micro-batches, or p if it must");
 }
 
+// A chunk of a V is one of two of a stage. Its slot holds for one layer 16 (N, C) and the halves'
+// 9, its input and ln_f's output, and statistics. A stage has 2p slots under zb-v, p + 2 under
+// v-half (p even) and 2p + 1 under dualpipe-v. Stage 0 makes the logits, sums the lookups' part of
+// wte's gradient apart, and each chunk has buffers of its own for messages.
+static void memory_over_v(Context *x) {
+    enum { P = 4, N = 512, C = 1024, NH = 16 };
+    static const char *const FLAGS[] = {"--schedule zb-v", "--schedule v-half",
+                                        "--schedule dualpipe-v"};
+    double w = x->bf16 ? 2 : 4, MiB = 1048576.0, rows = N * C * w / MiB, kept[3];
+    if (P > max_ranks(x)) return;
+    Grid g = {"zero_bubble", 1, 1, P, 1, "--schedule zb-h1", true};
+    const char *model = LARGE "--layers 8 --micro-batch 1 --global-batch 16";
+    double h1 = dry_run(x, &g, model).activations;
+    g.trainer = "v";
+    for (int i = 0; i < 3; i++) {
+        g.flags = FLAGS[i];
+        kept[i] = dry_run(x, &g, model).activations;
+    }
+    double layer = (16 + 9) * rows + (16 * N + NH * N * 4) / MiB;
+    double chunk = layer + rows + rows + 8 * N / MiB, stage = 2 * layer + rows;
+    double V = (double)padded_vocabulary(50257);
+    double ends = N * V * w / MiB + V * C * 4 / MiB, links = 8 * rows;
+    printf("     zb-h1 %.1f, zb-v %.1f, v-half %.1f, dualpipe-v %.1f MiB; a slot of a chunk %.2f\n",
+           h1, kept[0], kept[1], kept[2], chunk);
+    check(&x->check, near(kept[0] - h1, 2 * P * chunk - P * stage + ends + links, 0.3),
+          "memory: zb-v keeps 2p chunks, and has logits and twice the links on stage 0");
+    check(&x->check,
+          near(kept[0] - kept[1], (P - 2) * chunk, 0.2) && near(kept[2] - kept[0], chunk, 0.2),
+          "memory: v-half keeps p + 2 chunks, dualpipe-v 2p + 1");
+}
+
 static void group_memory(Context *x) {
     double MiB = 1048576.0;
     memory_over_tensor(x, MiB);
@@ -897,6 +941,7 @@ static void group_memory(Context *x) {
     memory_over_shards(x, MiB);
     memory_over_schedules(x);
     memory_over_halves(x);
+    memory_over_v(x);
     // Weights, optimizer, activations and logits all beyond 2^31 bytes, the last two beyond 2^31
     // elements.
     Grid g = {"", 1, 1, 1, 1, "", true};
