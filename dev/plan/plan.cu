@@ -394,8 +394,8 @@ int main(int argc, char **argv) {
         "usage: plan --model NAME --cluster FILE|NAME --gpus N --batch G [--light] [--json]\n"
         "sizes of a model: --layers --heads --channels --seq --vocab\n"
         "to fix a part of the layout: --tensor --pipeline --data --virtual --micro-batch "
-        "--schedule --recompute "
-        "--sequence-parallel\n    --zero --shard --replicas --optimizer --order --layers-per-stage\n";
+        "--schedule --recompute --sequence-parallel\n"
+        "    --zero --shard --replicas --optimizer --order --layers-per-stage\n";
     if (argc == 1 || strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
         printf("%smodels: ", usage);
         model_names(stdout);
