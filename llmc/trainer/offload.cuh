@@ -161,7 +161,8 @@ static inline void offload_choose(Offload *o, const OffloadRow *rows, double sec
 // Takes the host memory, or ends the run.
 static inline void offload_allocate(Trainer *m, Offload *o, const OffloadRow *rows) {
     Error err;
-    o->moved = (size_t)(o->share * (double)o->tokens);
+    // Packs of 16 bytes begin at every 8th token, however many channels there are.
+    o->moved = o->share < 1 ? (size_t)(o->share * (double)o->tokens) / 8 * 8 : o->tokens;
     size_t bytes = o->layers * offload_bytes(rows, o->tokens, o->moved);
     cudaError_t error = cudaMallocHost((void **)&o->host, bytes);
     bool fits = error == cudaSuccess ||
