@@ -35,6 +35,7 @@ namespace fsdp {
 #undef main
 static inline void trainer_leave(Trainer *) {}
 
+#define PLAN_WITHOUT_V  // the page's layouts are those of three trainers, of which none is train_v
 #include "dev/plan/words.h"
 
 // One layout for the page: its sizes, its memory and the time of its step.
@@ -92,6 +93,7 @@ static Search *wish() {
     asked.cluster = &cluster;
     stderr_text[0] = 0;
     if (!read_wish(&asked.wish, &name, &json, &light, count, words, &err)) refuse(err.text);
+    asked.wish.no_v = true;
     return &asked;
 }
 
