@@ -4,7 +4,10 @@
 
 const $ = id => document.getElementById(id);
 const PANELS = ["schedules", "layout", "collectives"];
-const KINDS = ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-auto", "list"];
+const KINDS = ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-auto", "zb-v", "v-half", "dualpipe-v",
+               "list", "v-list"];
+const byHand = kind => kind.endsWith("list");
+const inV = kind => KINDS.indexOf(kind) > 4 && kind !== "list";  // its chunks lie in a V
 const GROUPS = ["world", "tensor", "data", "pipeline", "embedding"];
 const OPS = [
     "all-reduce", "reduce-scatter", "all-gather", "broadcast", "reduce", "send", "receive",
@@ -170,7 +173,7 @@ function fillFields(panel, values) {
 function showFields(panel, values) {
     if (panel === "layout") $("limit").classList.toggle("hidden", values.schedule !== "zb-auto");
     if (panel !== "schedules") return;
-    const list = values.kind === "list", form = section(panel).querySelector("form");
+    const list = byHand(values.kind), form = section(panel).querySelector("form");
     section(panel).querySelector(".list").classList.toggle("hidden", !list);
     for (const label of form.querySelectorAll(".sized")) label.classList.toggle("away", list);
     for (const label of form.querySelectorAll(".auto"))
@@ -197,7 +200,7 @@ function differing(at, values) {
     const named = at === "layout" && values.model !== DEFAULTS.layout.model;
     const differs = ([name, value]) => {
         if (name === "model") return named;
-        return value !== usual[name] && (name !== "list" || values.kind === "list");
+        return value !== usual[name] && (name !== "list" || byHand(values.kind));
     };
     return new URLSearchParams(Object.entries(values).filter(differs));
 }
@@ -361,11 +364,12 @@ function sameSizes(values, model) {
     return MODEL_FIELDS.every((field, i) => values[field] === String(MODELS[model][i]));
 }
 
-// Only the interleaved schedule has chunks, and only zb-auto a limit: choosing another one changes
-// them as well.
+// Only the interleaved schedule and those in a V have chunks, and only zb-auto a limit: choosing
+// another one changes them as well.
 function suitChunks(values) {
     if (values.kind === "interleaved" && values.v === "1") values.v = "2";
-    else if (values.kind !== "interleaved" && values.kind !== "list") values.v = "1";
+    else if (values.kind !== "interleaved" && !byHand(values.kind))
+        values.v = inV(values.kind) ? "2" : "1";
     if (values.kind !== "zb-auto") values.limit = "";
 }
 

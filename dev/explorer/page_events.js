@@ -154,8 +154,8 @@ $("copy").onclick = async () => {
 };
 $("write").onclick = async () => {
     const now = state.schedules, values = {...now, kind: listed};
-    if (now.kind !== "list") {
-        values.kind = "list";
+    if (!byHand(now.kind)) {
+        values.kind = inV(now.kind) ? "v-list" : "list";
         values.list = await askAside("list", question(now));
     }
     take("schedules", values);

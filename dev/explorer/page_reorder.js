@@ -32,7 +32,8 @@ async function withMoved({s, i, to}, ask) {
     const steps = lines[s].split(" ");
     steps.splice(to, 0, ...steps.splice(i, 1));
     lines[s] = steps.join(" ");
-    return {...state.schedules, kind: "list", limit: "", list: lines.join("\n")};
+    const kind = inV(state.schedules.kind) ? "v-list" : "list";
+    return {...state.schedules, kind, limit: "", list: lines.join("\n")};
 }
 
 function verdict(r, before) {

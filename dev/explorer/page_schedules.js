@@ -29,13 +29,13 @@ const MOST_LANES = 47;
 // What the C is asked for these values, or an exception with the sentence.
 function question(values) {
     choose(values, "kind", "schedule", KINDS);
-    const kind = KINDS.indexOf(values.kind), list = values.kind === "list";
+    const kind = KINDS.indexOf(values.kind), list = byHand(values.kind);
     const size = (what, name, most) => list ? 1 : number(values, name, what, 1, most, true);
     const q = {
         kind,
         p: size("stages", "p", 1024),
         m: size("micro-batches", "m", 65536),
-        v: size("chunks", "v", 1024),
+        v: inV(values.kind) && values.v === "1" ? 2 : size("chunks", "v", 1024),
         cost: ["F", "B", "W"].map(name => number(values, name, "the time " + name, 0, 1e6)),
     };
     if (kind === 4 && q.cost[0] === 0)

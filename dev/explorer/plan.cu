@@ -35,6 +35,7 @@ namespace fsdp {
 #undef main
 static inline void trainer_leave(Trainer *) {}
 
+#define PLAN_WITHOUT_V  // the page's layouts are those of three trainers, of which none is train_v
 #include "dev/plan/words.h"
 
 // The page has no Muon.
@@ -95,6 +96,7 @@ static Search *wish() {
     asked.cluster = &cluster;
     stderr_text[0] = 0;
     if (!read_wish(&asked.wish, &name, &json, &light, count, words, &err)) refuse(err.text);
+    asked.wish.no_v = true;
     return &asked;
 }
 

@@ -9,9 +9,10 @@ static char *file_read(const char *path, size_t most, size_t *bytes, Error *err)
 #include "dev/plot/pipeline_pairs.h"
 #include "dev/plot/pipeline_streams.h"
 #include "llmc/mpi/types.h"
-#include "llmc/zero_bubble.h"
+#include "llmc/v_schedules.h"
 
-enum { TEXT_BYTES = 1 << 20, MOST_STEPS = 1 << 21, BY_HAND = SCHEDULE_ZB_V };
+// A list by hand, whose chunks may lie in a V, has a number behind those of the schedules.
+enum { TEXT_BYTES = 1 << 20, MOST_STEPS = 1 << 21, BY_HAND = SCHEDULE_COUNT, V_BY_HAND };
 char schedule_text[TEXT_BYTES],
     command_text[TEXT_BYTES];  // from the page: a list by hand, a command line
 
@@ -52,15 +53,34 @@ static int refuse(const char *text) {
     return 1;
 }
 
+// Makes the lists of a schedule that exists for these sizes. limit: of zb-auto. Not inlined twice,
+// as the page is to be small.
+__attribute__((noinline)) static PipelineLists lists_of(int kind, int p, int m, int v,
+                                                        const PipelineTimes *times, size_t limit) {
+    return kind >= SCHEDULE_ZB_V ? v_make((Schedule)kind, p, m, times)
+                                 : zero_bubble_make((Schedule)kind, p, m, v, times, limit);
+}
+
+// False, with a sentence, if a schedule does not exist for these sizes.
+__attribute__((noinline)) static bool exists(int kind, int p, int m, int v, Error *err) {
+    return kind >= SCHEDULE_ZB_V ? v_check((Schedule)kind, p, m, v, err)
+                                 : pipeline_check((Schedule)kind, p, m, v, err);
+}
+
 // The lists of a schedule by its name or by hand.
 static bool make_lists(int kind, int p, int m, int v, const PipelineTimes *times, size_t limit,
                        Error *err) {
-    if (kind == BY_HAND) return pipeline_parse("the list", schedule_text, &run.lists, err);
-    if (!pipeline_check((Schedule)kind, p, m, v, err)) return false;
+    PipelineLists *l = &run.lists;
+    if (kind >= BY_HAND) {
+        if (!pipeline_parse("the list", schedule_text, l, err)) return false;
+        l->folded = kind == V_BY_HAND;
+        return !l->folded || exists(SCHEDULE_ZB_V, l->p, l->m, l->v, err);
+    }
+    if (!exists(kind, p, m, v, err)) return false;
     if ((double)p * m * v > MOST_STEPS / 2)
         return error_set(
             err, "%d stages, %d micro-batches and %d chunks are too many for this page", p, m, v);
-    run.lists = zero_bubble_make((Schedule)kind, p, m, v, times, limit);
+    *l = lists_of(kind, p, m, v, times, limit);
     return true;
 }
 
@@ -91,12 +111,18 @@ static size_t buffers_needed(const PipelineLists *l) {
     return high;
 }
 
+// Returns the layers of a global chunk, of L, as pipeline_plan_layers deals them.
+static size_t layers_of(const PipelineLists *l, size_t L, size_t chunk) {
+    size_t p = (size_t)l->p, place = chunk / p * p + chunk_stage(p, l->folded, chunk);
+    return stage_layer_count(L, p * (size_t)l->v, place);
+}
+
 // Returns [p * v] times of a chunk's steps relative to a chunk of average length, for L layers.
 static double *chunk_scale(const PipelineLists *l, size_t L) {
     size_t chunks = (size_t)l->p * l->v;
     double *scale = host_alloc(chunks, sizeof *scale);
     for (size_t c = 0; c < chunks; c++)
-        scale[c] = (double)stage_layer_count(L, chunks, c) * (double)chunks / (double)L;
+        scale[c] = (double)layers_of(l, L, c) * (double)chunks / (double)L;
     return scale;
 }
 
@@ -178,8 +204,8 @@ static void walk_messages(const PipelineLists *l, const PipelineRun *walked, int
         bool near = s == stage || (s + 1) % l->p == stage || (stage + 1) % l->p == s;
         for (size_t i = 0; near && i < l->counts[s]; i++) {
             PipelineStep step = l->steps[s][i];
-            int from, to,
-                reads = step.chunk * l->p + s +
+            int from, to;
+            int reads = pipeline_chunk(l, s, step.chunk) +
                         (step.kind == STEP_FORWARD ? 1 : -1);  // global chunk
             double sent = walked->steps[s][i].sent;
             pipeline_neighbours(l, s, step, &from, &to);
@@ -277,7 +303,7 @@ int schedule_run(int kind, int p, int m, int v, double forward, double backward,
     if (!proved && (strncmp(err.text, "deadlock", 8) != 0 || !lists_in_order(l, &err))) return 1;
     r->layers = host_alloc((size_t)p * v, sizeof *r->layers);
     for (int c = 0; c < p * v && layers; c++)
-        r->layers[c] = (int)stage_layer_count((size_t)layers, (size_t)p * v, (size_t)c);
+        r->layers[c] = (int)layers_of(l, (size_t)layers, (size_t)c);
     double *scale = layers ? chunk_scale(l, (size_t)layers) : NULL;
     const PipelineTimes scaled = {{forward, backward, weight}, transfer, scale};
     bool with_messages = transfer > 0 && p <= lanes;
@@ -328,11 +354,8 @@ static void compare(Schedule schedule, int p, int m, const PipelineTimes *stage,
     out[0] = walked.end;
     for (int kind = 0; kind < 3; kind++) chunk.step[kind] /= v;
     if (schedule == SCHEDULE_ZB_AUTO && !(stage->step[STEP_FORWARD] > 0)) return;
-    bool exists = folded ? v_check(schedule, p, m, v, &err)
-                         : pipeline_check(schedule, p, m, v, &err);
-    if (!exists) return;
-    PipelineLists l = folded ? v_make(schedule, p, m, &chunk)
-                             : zero_bubble_make(schedule, p, m, v, stage, 2 * (size_t)p);
+    if (!exists(schedule, p, m, v, &err)) return;
+    PipelineLists l = lists_of(schedule, p, m, v, folded ? &chunk : stage, 2 * (size_t)p);
     if (!pipeline_prove(&l, PIPELINE_BUFFERS, &err)) return;
     if (schedule == SCHEDULE_DUALPIPE_V && pair > 0) pairs_walk(&l, &chunk, pair / v, &walked);
     else pipeline_walk(&l, PIPELINE_BUFFERS, &chunk, &walked, &err);

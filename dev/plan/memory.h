@@ -1,6 +1,7 @@
 // memory.h: the memory of a layout on each device, from the trainers: train_gpt_3d.cu,
 // train_zero_bubble.cu, train_v.cu, train_fsdp.cu and train_llama.cu are compiled into the planner
-// (plan.cu), and their own `layout` counts allocations. Their own checks refuse layouts.
+// (plan.cu), and their own `layout` counts allocations. Their own checks refuse layouts. With
+// PLAN_WITHOUT_V train_v is left out, and a Wish must have no_v.
 //
 // defines: Candidate, StageMemory, candidate_refused, candidate_left_out, candidate_memory
 #ifndef DEV_PLAN_MEMORY_H
@@ -100,14 +101,17 @@ static inline void release(Acts *x) { free(x->layers), free(x->residual); }
 static inline void release(zero_bubble::Acts *x) {
     free(x->layers), free(x->residual), free(x->grads);
 }
-static inline void release(v_schedules::Acts *x) {
-    free(x->layers), free(x->residual), free(x->grads);
-}
 static inline void release(llama::Acts *x) { free(x->layers), free(x->residual); }
 
 // Releases what one trainer's layout alone takes.
 static inline void release_own(Trainer *) {}
+
+#ifndef PLAN_WITHOUT_V
+static inline void release(v_schedules::Acts *x) {
+    free(x->layers), free(x->residual), free(x->grads);
+}
 static inline void release_own(v_schedules::GPT *m) { free(m->held); }
+#endif
 
 // Sets what a trainer's `shard` adds to the sizes that all trainers have.
 static inline void candidate_sizes(Trainer *, const Candidate *) {}
@@ -190,9 +194,11 @@ static inline StageMemory candidate_stage(const Candidate *x, size_t vocabulary,
     if (x->llama)
         return candidate_count<llama::GPT>(x, vocabulary, stage, llama::layout,
                                            llama::own_buckets);
+#ifndef PLAN_WITHOUT_V
     if (step_folded(&x->run))
         return candidate_count<v_schedules::GPT>(x, vocabulary, stage, v_schedules::layout,
                                                  v_schedules::own_buckets);
+#endif
     if (step_split(&x->run))
         return candidate_count<zero_bubble::GPT>(x, vocabulary, stage, zero_bubble::layout,
                                                  zero_bubble::own_buckets);

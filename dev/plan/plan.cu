@@ -5,14 +5,14 @@
 //        [--tensor t] [--pipeline p] [--data d] [--virtual v] [--micro-batch b] [--schedule NAME]
 //        [--recompute none|gelu|layer] [--sequence-parallel 0|1] [--zero 0|1] [--shard 0|2|3]
 //        [--replicas r] [--optimizer adamw|muon] [--order tdp]
-//        [--layers-per-stage N,N,...] [--light] [--json]
+//        [--layers-per-stage N,N,...] [--no-v] [--light] [--json]
 //
 // Tries every layout that train_gpt_3d, train_zero_bubble, train_v or train_fsdp accepts, or
 // train_llama for a name of its models, or train_muon with --optimizer muon (search.h). It asks the
 // trainer's own layout function for its memory (memory.h) and the simulation of dev/scale/step.h
 // for its time. The trainer's own clock ranks those within 5% of the best again, unless --light
-// leaves that out. A flag of the layout fixes that part of it. bf16. The question and the sentences
-// are in words.h, which the explorer has too.
+// leaves that out. A flag of the layout fixes that part of it; --no-v leaves out chunks in a V.
+// bf16. The question and the sentences are in words.h, which the explorer has too.
 #define main trainer_main  // the trainers are compiled in, and never started
 #include "train_gpt_3d.cu"
 #include "llmc/zero_bubble.h"
@@ -391,7 +391,8 @@ int main(int argc, char **argv) {
     bool json = false, light = false;
     memset(&s, 0, sizeof s);
     static const char usage[] =
-        "usage: plan --model NAME --cluster FILE|NAME --gpus N --batch G [--light] [--json]\n"
+        "usage: plan --model NAME --cluster FILE|NAME --gpus N --batch G [--no-v] [--light] "
+        "[--json]\n"
         "sizes of a model: --layers --heads --channels --seq --vocab\n"
         "to fix a part of the layout: --tensor --pipeline --data --virtual --micro-batch "
         "--schedule --recompute --sequence-parallel\n"

@@ -31,6 +31,7 @@ typedef struct {
     int schedule, recompute, sequence_parallel, zero;
     int shard;          // 2 or 3: FSDP; 0: none
     int muon;           // 1: Muon updates matrices; 0: AdamW all
+    bool no_v;          // no chunks in a V
     const char *order;  // NULL: left to the search
     const char *stages; // --layers-per-stage; NULL: equal, or by speed where nodes are unlike
 } Wish;
@@ -190,6 +191,7 @@ static inline void search_schedules(Search *s, Candidate x, bool fits,
             if (w->schedule >= 0 ? w->schedule != schedule : left_out) continue;
             x.run.schedule = (Schedule)schedule;
             if (w->llama && w->schedule < 0 && step_split(&x.run)) continue;
+            if (w->no_v && schedule >= SCHEDULE_ZB_V) continue;
             bool folded = step_folded(&x.run), chunks = folded || schedule == SCHEDULE_INTERLEAVED;
             size_t most = folded ? 2 : chunks ? L / p : 1;
             for (size_t v = chunks ? 2 : 1; v <= most; v++) {
@@ -371,7 +373,7 @@ static inline bool search_fits_grid(Search *s, Candidate x) {
     r->micro_batch = w->micro_batch ? w->micro_batch : 1;
     if (r->global_batch / r->d % r->micro_batch) return false;
     bool keeps = w->recompute == RECOMPUTE_NONE || w->recompute == RECOMPUTE_GELU;
-    bool half = w->schedule < 0 && !w->llama && keeps && (!w->v || w->v == 2);
+    bool half = w->schedule < 0 && !w->llama && !w->no_v && keeps && (!w->v || w->v == 2);
     Schedule first = w->schedule >= 0 ? (Schedule)w->schedule
                      : w->v > 1       ? SCHEDULE_INTERLEAVED
                                       : SCHEDULE_1F1B;

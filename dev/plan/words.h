@@ -62,8 +62,12 @@ static inline bool read_wish(Wish *w, const char **cluster, bool *json, bool *li
     w->schedule = w->recompute = w->sequence_parallel = w->zero = w->shard = -1;
     for (int i = 1; i < argc; i++) {
         const char *flag = argv[i];
-        if (strcmp(flag, "--json") == 0 || strcmp(flag, "--light") == 0) {
-            *(flag[2] == 'j' ? json : light) = true;
+        bool *on = strcmp(flag, "--json") == 0    ? json
+                   : strcmp(flag, "--light") == 0 ? light
+                   : strcmp(flag, "--no-v") == 0  ? &w->no_v
+                                                  : NULL;
+        if (on) {
+            *on = true;
             continue;
         }
         if (i + 1 == argc) return error_set(err, "%s is no flag, or its value is missing", flag);

@@ -197,6 +197,13 @@ const frame = document.createElement("iframe");
     await at("#schedules?kind=interleaved&v=2&pin=1");
     found("pin-chunks", /takes 57 instead of 66 \(-13\.6%\)/.test(textOf("facts")) &&
         /1F1B, p = 4, m = 8, times 2:/.test(textOf("pinnedname")), textOf("pinnedname"));
+    // In a V a micro-batch comes back down through the stages; a list of it stays in a V.
+    await at("#schedules?kind=zb-v&follow=0");
+    const way = /3 to 2 from .*2 to 1 from .*1 to 0 from .*gradients of stage 0 to 1 from/;
+    const down = way.test(textOf("facts"));
+    $("write").click();
+    await settled(() => state.schedules.kind === "v-list");
+    found("v", down && accepted() && numbers().v === 2 && numbers().proved === 2, textOf("facts"));
     await at("#schedules?follow=3");
     found("follow", /F on stage 0 at 3, F on stage 1 at /.test($("facts").textContent) &&
         /6: activations of stage 0 to 1 from 4, 1 to 2 from/.test($("facts").textContent));

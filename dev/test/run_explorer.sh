@@ -80,6 +80,10 @@ cases=(
     '#schedules?transfer=0.25|schedule --stages 4 --micros 8 --transfer 0.25 1f1b'
     "#schedules?kind=zb-auto&transfer=0.5&F=2|$four --transfer 0.5 --forward 2 zb-auto"
     "#schedules?kind=interleaved&v=4&transfer=.1|$four --virtual 4 --transfer .1 interleaved"
+    '#schedules?kind=zb-v|schedule --stages 4 --micros 8 zb-v'
+    '#schedules?kind=v-half&p=5&m=12&B=1.2|schedule --stages 5 --micros 12 --backward 1.2 v-half'
+    "#schedules?kind=dualpipe-v&transfer=0.5|$four --transfer 0.5 dualpipe-v"
+    '#schedules?kind=dualpipe-v&m=4|schedule --stages 4 --micros 4 dualpipe-v'
     '#schedules?kind=zb-h1&p=5&m=3&W=0.25|schedule --stages 5 --micros 3 --weight 0.25 zb-h1'
     'LIST doc/schedules/1f1b.txt|schedule LIST'
     'LIST doc/schedules/zb-h1.txt|schedule LIST'
@@ -153,7 +157,7 @@ done
 slow=('#schedules?p=64&m=512' '#schedules?kind=gpipe&p=64&m=512'
       '#schedules?kind=interleaved&v=2&p=64&m=512'
       '#schedules?kind=zb-h1&p=64&m=512&transfer=0.2' '#schedules?kind=zb-auto&p=64&m=512'
-      '#schedules?kind=interleaved&v=8&p=64&m=512&transfer=0.2'
+      '#schedules?kind=interleaved&v=8&p=64&m=512&transfer=0.2' '#schedules?kind=v-half&p=64&m=512'
       '#schedules?kind=interleaved&v=8&p=64&m=512&transfer=0.7&layers=777'
       '#schedules?kind=zb-auto&p=64&m=512&B=2&transfer=0.3'
       '#schedules?kind=zb-auto&p=64&m=512&transfer=3&B=1.28&W=0.9'
@@ -288,7 +292,7 @@ compare_time() {
 compare_search() {
     local flags
     read -ra flags <<<"$(said "$1" wish)"
-    build/tools/plan --light --json "${flags[@]}" >"$dir/plan" 2>&1
+    build/tools/plan --light --no-v --json "${flags[@]}" >"$dir/plan" 2>&1
     compare "$(said "$1" row | awk '{ printf "%.9g %s", $1, $2; $1 = $2 = ""; print }')" \
         "$(awk -F '\t' '
             { key = $4; gsub(/[":,]/, "", key) }
@@ -296,7 +300,7 @@ compare_search() {
             $3 ~ /^}/ {
                 printf "%.9g %s  ", seen["step_seconds"], seen["memory_bytes"]
                 print seen["flags"] }' "$dir/plan")"
-    build/tools/plan --light "${flags[@]}" |
+    build/tools/plan --light --no-v "${flags[@]}" |
         sed -n '/^why not/,/^train:/s/^  \([^ ].\{25\}\)\(.*\)/\1|\2/p' |
         sed -E 's/ *\|/|/; s/(\|[+-][0-9.]+%), [0-9.]+ GiB/\1/' >"$dir/why"  # a column of its own
     said "$1" whynot >"$dir/page"

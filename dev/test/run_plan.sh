@@ -135,8 +135,9 @@ agree 'chunks in a V' 25 4 < <(
         beside "$model" dgx-a100 8 64 '--tensor' --pipeline 4 --schedule $schedule
     done
     beside "$model" dgx-a100 8 64 '--tensor' --tensor 2 --pipeline 4 --schedule v-half)
-plan $model --cluster dgx-a100 --gpus 8 --batch 8 --pipeline 8 --schedule zb-v >"$dir/out"
-[ $? = 1 ] && grep -q 'twice as many micro-batches, not with 8 and 8' "$dir/err"
+plan $model --cluster dgx-a100 --gpus 8 --batch 8 --tensor 2 --pipeline 4 --micro-batch 2 \
+    --schedule zb-v >"$dir/out"
+[ $? = 1 ] && grep -q 'twice as many micro-batches, not with 4 and 4' "$dir/err"
 report $? 'a V with fewer than 2 p micro-batches is left out with a sentence'
 plan --model llama-3.1-8b --cluster dgx-h100 --gpus 16 --batch 64 --schedule zb-h1 >"$dir/out"
 [ $? = 1 ] && grep -q '^error: .*train_llama has the schedules gpipe, 1f1b and interleaved' \
@@ -160,6 +161,10 @@ report $? "175B on 1024: a grid, and how much FSDP takes: $got"
 
 # ---- invariants ----------------------------------------------------------------------------------
 
+plan $model --cluster dgx-a100 --gpus 8 --batch 64 --pipeline 4 --json --no-v >"$dir/no_v.json"
+report $? 'a plan without a V'
+! grep -qE 'zb-v|v-half|dualpipe-v' "$dir/no_v.json" && grep -q dualpipe-v "$dir/best.json"
+report $? '--no-v leaves out what is among the best otherwise'
 plan $model --cluster dgx-a100 --gpus 8 --batch 64 --pipeline 4 --json | cmp -s - "$dir/best.json"
 report $? 'the same question has the same answer'
 same=0
