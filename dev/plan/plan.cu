@@ -8,11 +8,11 @@
 //        [--layers-per-stage N,N,...] [--light] [--json]
 //
 // Tries every layout that train_gpt_3d, train_zero_bubble or train_fsdp accepts, or train_llama
-// for a name of its models, or train_muon with --optimizer muon (search.h). It asks the trainer's own layout function for its memory
-// (memory.h) and the simulation of dev/scale/step.h for its time. The trainer's own clock ranks
-// those within 5% of the best again, unless --light leaves that out. A flag of the layout fixes
-// that part of it. bf16. The question and the sentences are in words.h, which the explorer has
-// too.
+// for a name of its models, or train_muon with --optimizer muon (search.h). It asks the trainer's
+// own layout function for its memory (memory.h) and the simulation of dev/scale/step.h for its
+// time. The trainer's own clock ranks those within 5% of the best again, unless --light leaves
+// that out. A flag of the layout fixes that part of it. bf16. The question and the sentences are
+// in words.h, which the explorer has too.
 #define main trainer_main  // the trainers are compiled in, and never started
 #include "train_gpt_3d.cu"
 #include "llmc/zero_bubble.h"
@@ -388,7 +388,8 @@ int main(int argc, char **argv) {
         "sizes of a model: --layers --heads --channels --seq --vocab\n"
         "to fix a part of the layout: --tensor --pipeline --data --virtual --micro-batch "
         "--schedule --recompute "
-        "--sequence-parallel\n    --zero --shard --replicas --optimizer --order --layers-per-stage\n";
+        "--sequence-parallel\n    --zero --shard --replicas --optimizer --order "
+        "--layers-per-stage\n";
     if (argc == 1 || strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
         printf("%smodels: ", usage);
         model_names(stdout);

@@ -111,8 +111,8 @@ agree Muon 13 4 < <(
     beside "$model" dgx-a100 8 64 --data --optimizer muon
     beside "$model" dgx-a100 4 16 --data --optimizer muon --micro-batch 1)
 small='--layers 4 --heads 4 --channels 128 --vocab 256 --seq 64 --micro-batch 1'
-planned=$(plan $small --cluster dgx-a100 --gpus 3 --batch 3 --optimizer muon --recompute none --json |
-    values memory_bytes)
+planned=$(plan $small --cluster dgx-a100 --gpus 3 --batch 3 --optimizer muon --recompute none \
+    --json | values memory_bytes)
 OMP_NUM_THREADS=1 $launch -n 3 "${build/fp32/bf16}/train_muon" $small --global-batch 3 --dry-run \
     2>"$dir/err" | awk -v plan="${planned:-0}" '
     $1 ~ /^[0-2]$/ && NF == 5 { sum[$1] = $2 + $3 + $4 + $5; if (sum[$1] > most) most = sum[$1] }
