@@ -83,6 +83,10 @@ BUDGETS = [
     ("swiglu_kernel<8, false>", "bf16", "each", 38),
     ("swiglu_kernel<8, true>", "bf16", "each", 37),
     ("relu2_kernel<8>", "bf16", "each", 29),
+    # Muon's kernels beside its products; the update by elements, as any part of a row is owned
+    ("muon_combine_kernel<8>", "bf16", "each", 20),
+    ("muon_momentum_kernel<4>", "bf16", "each", 6.5),
+    ("muon_update_kernel", "bf16", "each", 50),
     ("layernorm_forward_kernel<8, 1, false>", "bf16", "each", 20),
     ("layernorm_backward_columns_kernel<8, 1, 1>", "bf16", "each", 48),
     # without dropout's branch: 48 and 64 warps on a multiprocessor

@@ -209,13 +209,16 @@ static inline void model_flags(char *text, size_t size, const Wish *w) {
 // The numbers of layouts that were refused, are too large, were simulated, or cannot win.
 static inline void counts_text(const Search *s, char *text, size_t size) {
     size_t all = s->listed + s->refused;
-    snprintf(text, size,
-             "%zu layouts: %zu the trainer refuses%s%s%s, %zu do not fit into %.1f GiB, %zu "
-             "simulated, %zu cannot be "
-             "among the best",
-             all, s->refused, s->refused ? " (such as: " : "", s->refused ? s->why : "",
-             s->refused ? ")" : "", s->too_large, s->cluster->memory / 1073741824.0, s->simulated,
-             s->beaten);
+    int n = snprintf(text, size, "%zu layouts: ", all);
+    if (s->refused)
+        n += snprintf(text + n, size - (size_t)n, "%zu the trainer refuses (such as: %s), ",
+                      s->refused, s->why);
+    if (s->too_large)
+        n += snprintf(text + n, size - (size_t)n, "%zu do not fit into %.1f GiB, ", s->too_large,
+                      s->cluster->memory / 1073741824.0);
+    n += snprintf(text + n, size - (size_t)n, "%zu simulated", s->simulated);
+    if (s->beaten)
+        snprintf(text + n, size - (size_t)n, ", %zu cannot be among the best", s->beaten);
 }
 
 // Says how a neighbour of the best layout does: refused, too large, or how much slower and by

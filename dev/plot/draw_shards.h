@@ -1,7 +1,7 @@
 // draw_shards.h: when the data ranks of train_data and of train_fsdp communicate: two steps of
 // the first, and one step of the second with the windows in which weights and gradients of a
-// layer stay, and the end of a step of replicas. Drawn by the rules of these lessons (the stream of
-// each operation, and what it waits for) with round durations; no run is behind them.
+// layer stay, and the end of a step of replicas. Drawn by the rules of these lessons (which stream
+// an operation uses, and what it waits for) with round durations; no run is behind them.
 #ifndef LLMC_DRAW_SHARDS_H
 #define LLMC_DRAW_SHARDS_H
 
@@ -174,9 +174,8 @@ static inline void draw_lesson_hsdp(FILE *out) {
                 shards_run(&d, 1, &d.data, end, 0.9, SHARDS_COLORS[l - 2], 'G', l - 2);
     }
     shards_run(&d, 0, &d.compute, across, 1.2, FIGURE_WHOLE, 'U', -1);
-    FIGURE_NOTE(
-        out, 12, 310,
-        "Top: a replica's 4 ranks each keep a quarter; equal numbers are the same quarter.");
+    FIGURE_NOTE(out, 12, 310,
+                "Top: a replica's 4 ranks keep a quarter each; equal numbers are the same one.");
     FIGURE_NOTE(out, 12, 330,
                 "Below: a rank's streams in the backward (B) of the last micro-batch, 6 layers.");
     FIGURE_NOTE(out, 12, 350,

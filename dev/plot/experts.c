@@ -1,6 +1,6 @@
 // experts.c: draws how the tokens of a training run fell on the experts, from the --log of
-// train_moe: for each layer the share of the choices that each expert got (lines; dashed: equal
-// shares) and the share that was dropped (grey).
+// train_moe: for each layer the share of the choices that each expert got (a line each; dashed:
+// equal shares) and the share that was dropped (dotted).
 //
 //   experts [--title TEXT] [--out FILE.svg] LOG.jsonl
 #include <cjson/cJSON.h>
@@ -94,37 +94,55 @@ static size_t read_log(const char *path, Layer layers[MAX_LAYERS], Error *err) {
     return count;
 }
 
-// A line through the shares of one expert, or down to the axis and back for the share that was
-// dropped (expert < 0).
+// A line through the shares of one expert, or a dotted one through the share that was dropped
+// (expert < 0).
 static void draw_share(FILE *out, const Layer *layer, int expert, double x, double y, double w,
                        double h, double top, const char *color) {
     const Row *first = &layer->rows[0], *last = &layer->rows[layer->count - 1];
-    bool area = expert < 0;
-    fprintf(
-        out,
-        "<%s fill=\"%s\" stroke=\"%s\" stroke-width=\"1.2\" stroke-linejoin=\"round\" points=\"",
-        area ? "polygon" : "polyline", area ? color : "none", area ? "none" : color);
-    if (area) fprintf(out, "%.2f,%.2f ", x, y + h);
+    fprintf(out,
+            "<polyline fill=\"none\" stroke=\"%s\" stroke-width=\"1.5\"%s "
+            "stroke-linejoin=\"round\" points=\"",
+            color, expert < 0 ? " stroke-dasharray=\"1.5,3\"" : "");
     for (const Row *row = first; row <= last; row++) {
-        double value = area ? row->dropped : row->share[expert];
+        double value = expert < 0 ? row->dropped : row->share[expert];
         fprintf(out, "%.2f,%.2f ", x + w * (row->step - first->step) / (last->step - first->step),
                 y + h * (1 - value / top));
     }
-    if (area) fprintf(out, "%.2f,%.2f ", x + w, y + h);
     fprintf(out, "\"/>\n");
 }
 
+// Up to 8 experts have a colour each, more a scale of colours.
+static const char *expert_color(size_t expert, size_t experts, char out[8]) {
+    static const char *const colors[] = {"#2c5f9e", "#d9632f", "#2a9d8f", "#8a5ac2",
+                                         "#e3a33b", "#c2407a", "#7d9a2e", "#5b4636"};
+    if (experts <= sizeof colors / sizeof *colors) return colors[expert];
+    return svg_mix(0x2c5f9e, 0xd9632f, (double)expert / (double)(experts - 1), out);
+}
+
+// Names the colours: of all experts, or of the first and the last.
+static void draw_names(FILE *out, size_t experts, double x, double y) {
+    char color[8], name[32];
+    for (size_t e = 0; e < experts; e += experts <= 8 ? 1 : experts - 1) {
+        snprintf(name, sizeof name, "expert %zu", e);
+        svg_line(out, x, y - 4, x + 20, y - 4, expert_color(e, experts, color), 3);
+        svg_text(out, x + 26, y, SVG_SMALL, 400, "start", SVG_INK, "%s", name);
+        x += 46 + svg_text_width(name, SVG_SMALL);
+    }
+}
+
 static void draw(FILE *out, const Layer *layers, size_t count, const char *title) {
-    const double width = 1000, left = 70, w = width - left - 30, h = 130, gap = 42;
+    const double width = SVG_WIDTH, left = 64, w = width - left - 20, h = 130, gap = 42;
+    const double head = 98;
     if (!title) title = "Tokens of each expert";
-    svg_begin(out, width, 74 + (double)count * (h + gap) + 20, title);
+    svg_begin(out, width, head + (double)count * (h + gap) + 20, title);
     svg_text(out, left, 28, 17, 700, "start", SVG_INK, "%s", title);
     svg_text(out, left, 48, 13, 400, "start", SVG_MUTED,
-             "lines: share of the choices that fell on each expert; dashed: equal shares; grey: "
-             "share dropped");
+             "share of the choices that fell on each expert; dashed: equal shares; dotted: share "
+             "dropped");
+    draw_names(out, layers[0].experts, left, 72);
     for (size_t l = 0; l < count; l++) {
         const Layer *layer = &layers[l];
-        double y = 74 + (double)l * (h + gap), top = 0;
+        double y = head + (double)l * (h + gap), top = 0;
         for (size_t i = 0; i < layer->count; i++) {
             for (size_t e = 0; e < layer->experts; e++) top = fmax(top, layer->rows[i].share[e]);
             top = fmax(top, layer->rows[i].dropped);
@@ -133,15 +151,14 @@ static void draw(FILE *out, const Layer *layers, size_t count, const char *title
         for (int i = 0; i < axis.count; i++) {
             double at = y + h * (1 - (axis.first + i * axis.step) / top);
             svg_line(out, left, at, left + w, at, SVG_GRID, 1);
-            svg_text(out, left - 10, at + 4, 12, 400, "end", SVG_MUTED, "%.0f%%",
+            svg_text(out, left - 10, at + 4, SVG_SMALL, 400, "end", SVG_MUTED, "%.0f%%",
                      100 * (axis.first + i * axis.step));
         }
-        draw_share(out, layer, -1, left, y, w, h, top, "#dfe4ea");
+        draw_share(out, layer, -1, left, y, w, h, top, SVG_MUTED);
         for (size_t e = 0; e < layer->experts; e++) {
             char color[8];
-            double t = layer->experts > 1 ? (double)e / (double)(layer->experts - 1) : 0;
-            svg_mix(0x2c5f9e, 0xd9632f, t, color);
-            draw_share(out, layer, (int)e, left, y, w, h, top, color);
+            draw_share(out, layer, (int)e, left, y, w, h, top,
+                       expert_color(e, layer->experts, color));
         }
         double fair = y + h * (1 - 1 / (double)layer->experts / top);
         fprintf(out,

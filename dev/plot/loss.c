@@ -94,6 +94,10 @@ static double place_y(const Axes *a, double loss) {
     return a->bottom - (loss - a->y0) / (a->y1 - a->y0) * (a->bottom - a->top);
 }
 
+// Returns how many points before one the mean over `smooth` points around it takes. It takes as
+// many behind it as there are: the end of the curve is a mean, too.
+static size_t reach_before(size_t i, size_t smooth) { return i < smooth / 2 ? i : smooth / 2; }
+
 // smooth: the mean of that many points around each one; 1 draws them as they are.
 static void draw_curve(FILE *out, const Axes *a, const Curve *curve, const char *color,
                        double width, double opacity, size_t smooth) {
@@ -104,12 +108,10 @@ static void draw_curve(FILE *out, const Axes *a, const Curve *curve, const char 
     size_t first = 0, last = 0;  // of the window [first, last), whose sum is kept
     double sum = 0;
     for (size_t i = 0; i < curve->count; i++) {
-        size_t half = smooth / 2,
-               reach = i < half ? i : half;  // a window of equal length on both sides
-        if (reach > curve->count - 1 - i) reach = curve->count - 1 - i;
-        for (; last <= i + reach; last++) sum += curve->points[last].loss;
+        size_t reach = reach_before(i, smooth), end = i + reach + 1;
+        if (end > curve->count) end = curve->count;
+        for (; last < end; last++) sum += curve->points[last].loss;
         for (; first < i - reach; first++) sum -= curve->points[first].loss;
-        for (; last > i + reach + 1; last--) sum -= curve->points[last - 1].loss;
         double mean = sum / (double)(last - first);
         fprintf(out, "%.2f,%.2f ", place_x(a, curve->points[i].step), place_y(a, mean));
     }
@@ -149,8 +151,10 @@ static void draw(FILE *out, const Run *runs, int count, const char *title, doubl
     if (!title) title = "Loss";
     svg_begin(out, width, height, title);
     svg_text(out, a.left, 28, 17, 700, "start", SVG_INK, "%s", title);
+    char bold[64] = "";
+    if (smooth > 1) snprintf(bold, sizeof bold, " (bold: mean over %zu steps)", smooth);
     svg_text(out, a.left, 48, 13, 400, "start", SVG_MUTED,
-             "nats per token; line: training, dots: validation");
+             "nats per token; line: training%s, dots: validation", bold);
     draw_axes(out, &a);
     double y = a.top + 16, label_x = a.right;
     for (int r = 0; r < count; r++) {
@@ -161,7 +165,7 @@ static void draw(FILE *out, const Run *runs, int count, const char *title, doubl
         const Run *run = &runs[r];
         draw_curve(out, &a, &run->train, colors[r], 1, smooth > 1 ? 0.3 : 1, 1);
         if (smooth > 1) draw_curve(out, &a, &run->train, colors[r], 2.2, 1, smooth);
-        draw_curve(out, &a, &run->val, colors[r], 1, 0.6, 1);
+        if (!run->train.count) draw_curve(out, &a, &run->val, colors[r], 1, 0.6, 1);
         for (size_t i = 0; i < run->val.count; i++) {
             Point q = run->val.points[i];
             fprintf(
@@ -173,9 +177,13 @@ static void draw(FILE *out, const Run *runs, int count, const char *title, doubl
     for (int r = 0; r < count; r++, y += 20) {
         const Curve *train = &runs[r].train, *val = &runs[r].val;
         char text[256], last_train[32] = "", last_val[40] = "";
-        if (train->count)
-            snprintf(last_train, sizeof last_train, ": %.3f",
-                     train->points[train->count - 1].loss);
+        if (train->count) {
+            size_t back = reach_before(train->count - 1, smooth);
+            double sum = 0;
+            for (size_t i = train->count - 1 - back; i < train->count; i++)
+                sum += train->points[i].loss;
+            snprintf(last_train, sizeof last_train, ": %.3f", sum / (double)(back + 1));
+        }
         if (val->count)
             snprintf(last_val, sizeof last_val, "%s val %.3f", train->count ? "," : ":",
                      val->points[val->count - 1].loss);
@@ -262,7 +270,7 @@ int main(int argc, char **argv) {
         "  --text          print the curve of one log as lines of text\n";
     const char *title = NULL, *path = NULL;
     bool text = false;
-    long smooth = 0, width = 1000;
+    long smooth = 0, width = SVG_WIDTH;
     const PlotFlag flags[] = {{"title", PLOT_TEXT, &title, 0, 0},
                               {"smooth", PLOT_INTEGER, &smooth, 1, 1000000},
                               {"width", PLOT_INTEGER, &width, 300, 20000},

@@ -10,7 +10,7 @@
 #include "dev/plot/tool.h"
 #include "dev/plot/trace_read.h"
 
-enum { LEFT = 96, RIGHT = 92, TOP = 88, MAX_RANKS = 4096 };
+enum { LEFT = 82, RIGHT = 84, TOP = 106, MAX_RANKS = 4096 };
 
 // The colours of timeline.c: work is blue, sends are orange, collectives purple, idle is grey.
 static const struct {
@@ -57,12 +57,12 @@ static void draw_legend(FILE *out, const StepProfile *mean, double y, double rig
         svg_text(out, x + 22, y, 12, 400, "start", SVG_INK, "%s", looks[part].label);
         x += width;
     }
-    svg_text(out, LEFT, y + 24, 11.5, 400, "start", SVG_MUTED,
+    svg_text(out, LEFT, y + 24, SVG_SMALL, 400, "start", SVG_MUTED,
              "Communication is what the compute stream waited for; what overlaps with compute is "
              "not in the "
              "bars.");
     svg_text(
-        out, LEFT, y + 41, 11.5, 400, "start", SVG_MUTED,
+        out, LEFT, y + 41, SVG_SMALL, 400, "start", SVG_MUTED,
         "The bubble is the pipeline's idle time over its working time, in theory (p-1)/(v m).");
 }
 
@@ -83,14 +83,13 @@ static void draw(FILE *out, const StepProfile *profile, int ranks, const char *t
              mean.steps > 1 ? "s" : "", ranks, ranks > 1 ? "s" : "", mean.wall < 10 ? 3 : 1,
              mean.wall);
     snprintf(shares, sizeof shares,
-             "; compute %.1f%%, exposed communication %.1f%%, optimizer %.1f%%, other %.1f%%",
+             "compute %.1f%%, exposed communication %.1f%%, optimizer %.1f%%, other %.1f%%",
              percent * part[PROFILE_COMPUTE],
              percent * (part[PROFILE_TENSOR] + part[PROFILE_PIPELINE] + part[PROFILE_DATA]),
              percent * part[PROFILE_OPTIMIZER], percent * part[PROFILE_OTHER]);
-    if (1.1 * svg_text_width(text, 13) + 1.1 * svg_text_width(shares, 13) > width - LEFT - 10)
-        shares[0] = 0;
-    svg_text(out, LEFT, 50, 13, 400, "start", SVG_MUTED, "%s%s", text, shares);
-    svg_text(out, right + 74, TOP - 14, 11.5, 400, "end", SVG_MUTED, "bubble");
+    svg_text(out, LEFT, 50, 13, 400, "start", SVG_MUTED, "%s", text);
+    svg_text(out, LEFT, 69, 13, 400, "start", SVG_MUTED, "%s", shares);
+    svg_text(out, right + 74, TOP - 14, SVG_SMALL, 400, "end", SVG_MUTED, "bubble");
 
     // Axis: light lines behind the bars, labels below
     double unit = longest < 1 ? 1e-3 : 1;
@@ -98,13 +97,14 @@ static void draw(FILE *out, const StepProfile *profile, int ranks, const char *t
     for (int i = 0; i < axis.count; i++) {
         double at = i * axis.step, x = LEFT + at * unit * scale;
         svg_line(out, x, TOP - 6, x, bottom + 2, SVG_GRID, 1);
-        svg_text(out, x, bottom + 18, 11.5, 400, "middle", SVG_MUTED, "%.*f",
+        svg_text(out, x, bottom + 18, SVG_SMALL, 400, "middle", SVG_MUTED, "%.*f",
                  svg_axis_digits(axis.step), at);
     }
-    svg_text(out, right + 14, bottom + 18, 11.5, 400, "start", SVG_MUTED, unit == 1 ? "ms" : "us");
+    svg_text(out, right + 14, bottom + 18, SVG_SMALL, 400, "start", SVG_MUTED,
+             unit == 1 ? "ms" : "us");
 
     for (int r = 0; r <= ranks; r++) {
-        double y = TOP + r * row + (r == ranks ? gap : 0), size = ranks <= 16 ? 13 : 11;
+        double y = TOP + r * row + (r == ranks ? gap : 0), size = ranks <= 16 ? 13 : SVG_SMALL;
         char name[32];
         snprintf(name, sizeof name, r < ranks ? "rank %d" : "mean", r);
         svg_text(out, LEFT - 12, y + box / 2 + 0.36 * size, size, 700, "end", SVG_INK, "%s", name);
@@ -145,7 +145,7 @@ int main(int argc, char **argv) {
         "usage: profile [--skip N] [--title TEXT] [--width PIXELS] [--out FILE.svg] TRACE.json\n"
         "  --skip N    training steps at the start to leave out, as a warm-up (default 1)\n"
         "  --out FILE  where to draw; without it the table alone is printed\n";
-    long skip = 1, width = 1200, first;
+    long skip = 1, width = SVG_WIDTH, first;
     const char *title = NULL, *path = NULL;
     const PlotFlag flags[] = {{"skip", PLOT_INTEGER, &skip, 0, LONG_MAX},
                               {"title", PLOT_TEXT, &title, 0, 0},

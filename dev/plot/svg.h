@@ -17,6 +17,9 @@
 #define SVG_MUTED "#66727f"
 #define SVG_GRID "#e3e8ee"
 
+// A page of GitHub shows a wider picture in 830 pixels: of 900, the smallest text has 11 there.
+enum { SVG_WIDTH = 900, SVG_SMALL = 12 };
+
 // True when the whole text is an integer from lowest to highest.
 static inline bool plot_integer(const char *text, long lowest, long highest, long *value) {
     char *end;

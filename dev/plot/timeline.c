@@ -39,6 +39,8 @@ static const KindStyle styles[] = {
     {"all-reduce", LANE_COLLECTIVE, 0x8a5ac2, 0x8a5ac2},
     {"reduce-scatter", LANE_COLLECTIVE, 0xa27bd3, 0xa27bd3},
     {"all-gather", LANE_COLLECTIVE, 0xc3a8e6, 0xc3a8e6},
+    {"reduce", LANE_COLLECTIVE, 0xa27bd3, 0xa27bd3},
+    {"broadcast", LANE_COLLECTIVE, 0xc3a8e6, 0xc3a8e6},
 };
 static const KindStyle other_style = {"other", LANE_BOX, 0xc2c9d1, 0xc2c9d1};
 
@@ -159,7 +161,7 @@ static void measure(Timeline *t) {
     sums[STEP_BACKWARD] = total - losses - sums[STEP_FORWARD] - sums[STEP_WEIGHT];
     for (int kind = 0; kind < 3; kind++)
         t->mean[kind] = counts[kind] ? sums[kind] / counts[kind] : 0;
-    t->bubble = total > 0 ? (t->ranks * (t->last - t->first) - total) / total : 0;
+    t->bubble = total > 0 ? fmax(0, (t->ranks * (t->last - t->first) - total) / total) : 0;
     for (int r = 0; r < t->ranks; r++) most = fmax(most, t->busy[r]);
     t->busiest = most > 0 ? (t->last - t->first - most) / most : 0;
 }
@@ -225,7 +227,7 @@ static bool retime(Timeline *t, Error *err) {
 
 // Drawing
 
-enum { LEFT = 96, RIGHT = 74, TOP = 64, BOX = 34, LANE_HEIGHT = 6, ROW_GAP = 10 };
+enum { LEFT = 82, RIGHT = 68, TOP = 64, BOX = 34, LANE_HEIGHT = 6, ROW_GAP = 10 };
 
 static void draw_box(FILE *out, const Timeline *t, const TraceEvent *e, double x, double y,
                      double w, double h) {
@@ -255,7 +257,8 @@ static void legend_entry(FILE *out, Legend *l, const char *fill, const char *tex
     l->x += width;
 }
 
-static void draw_legend(FILE *out, const Timeline *t, double y, double width) {
+// note: a sentence behind the others.
+static void draw_legend(FILE *out, const Timeline *t, double y, double width, const char *note) {
     Legend l = {LEFT, y, width - 10};
     for (size_t k = 0; k <= sizeof styles / sizeof styles[0]; k++) {
         const KindStyle *style = k < sizeof styles / sizeof styles[0] ? &styles[k] : &other_style;
@@ -272,9 +275,10 @@ static void draw_legend(FILE *out, const Timeline *t, double y, double width) {
         }
     }
     legend_entry(out, &l, "#e6eaef", "idle");
-    svg_text(out, LEFT, l.y + 22, 11.5, 400, "start", SVG_MUTED,
-             "Numbers are micro-batches, from 0.%s",
-             t->lanes[LANE_RECEIVE] ? " A receive is drawn from its posting to its arrival." : "");
+    svg_text(out, LEFT, l.y + 22, SVG_SMALL, 400, "start", SVG_MUTED,
+             "Numbers are micro-batches, from 0.%s%s",
+             t->lanes[LANE_RECEIVE] ? " A receive is drawn from its posting to its arrival." : "",
+             note);
 }
 
 // how: the replaced durations, in words, or NULL if all were measured.
@@ -283,7 +287,7 @@ static void draw(FILE *out, const Timeline *t, const char *title, double width, 
     if (t->bubble - t->busiest >= 0.0005) {
         snprintf(busiest, sizeof busiest, ", %.1f%% on the busiest rank", 100 * t->busiest);
     }
-    if (how) snprintf(note, sizeof note, "   (order as it ran, %s, free messages)", how);
+    if (how) snprintf(note, sizeof note, " The order is that of the run: %s, free messages.", how);
     int lanes = t->lanes[LANE_SEND] + t->lanes[LANE_RECEIVE] + t->lanes[LANE_COLLECTIVE];
     double row = BOX + lanes * (LANE_HEIGHT + 1) + ROW_GAP, bottom = TOP + t->ranks * row;
     double scale = (width - LEFT - RIGHT) / fmax(t->end - t->start, 1e-9);
@@ -294,10 +298,10 @@ static void draw(FILE *out, const Timeline *t, const char *title, double width, 
     svg_text(out, LEFT, 28, 17, 700, "start", SVG_INK, "%s", title);
     double formula = pipeline_bubble(t->p, t->m, t->v);
     svg_text(out, LEFT, 49, 13, 400, "start", SVG_MUTED,
-             "bubble: %s %.1f%% of compute time%s, %s %s = %.1f%%%s", how ? "retimed" : "measured",
+             "bubble: %s %.1f%% of compute time%s, %s %s = %.1f%%", how ? "retimed" : "measured",
              100 * t->bubble, busiest, t->split ? "without weight steps" : "formula",
-             t->v > 1 ? "(p-1)/(v m)" : "(p-1)/m", 100 * formula, note);
-    svg_text(out, width - RIGHT + 8, 49, 11, 400, "start", SVG_MUTED, "busy");
+             t->v > 1 ? "(p-1)/(v m)" : "(p-1)/m", 100 * formula);
+    svg_text(out, width - RIGHT + 8, 49, SVG_SMALL, 400, "start", SVG_MUTED, "busy");
 
     // Axis: light lines behind the rows, labels below
     double unit = t->end - t->start < 2000 ? 1 : 1000;
@@ -305,10 +309,10 @@ static void draw(FILE *out, const Timeline *t, const char *title, double width, 
     for (int i = 0; i < axis.count; i++) {
         double at = i * axis.step, x = LEFT + at * unit * scale;
         svg_line(out, x, TOP - 4, x, bottom + 2, SVG_GRID, 1);
-        svg_text(out, x, bottom + 18, 11.5, 400, "middle", SVG_MUTED, "%.*f",
+        svg_text(out, x, bottom + 18, SVG_SMALL, 400, "middle", SVG_MUTED, "%.*f",
                  svg_axis_digits(axis.step), at);
     }
-    svg_text(out, width - RIGHT + 8, bottom + 18, 11.5, 400, "start", SVG_MUTED,
+    svg_text(out, width - RIGHT + 8, bottom + 18, SVG_SMALL, 400, "start", SVG_MUTED,
              unit == 1 ? "us" : "ms");
 
     int across = t->ranks / t->p;
@@ -319,7 +323,8 @@ static void draw(FILE *out, const Timeline *t, const char *title, double width, 
         if (across == 1) svg_text(out, LEFT - 12, y + 22, 13, 700, "end", SVG_INK, "stage %d", r);
         else {
             svg_text(out, LEFT - 12, y + 15, 13, 700, "end", SVG_INK, "rank %d", r);
-            svg_text(out, LEFT - 12, y + 30, 11, 400, "end", SVG_MUTED, "stage %d", r / across);
+            svg_text(out, LEFT - 12, y + 30, SVG_SMALL, 400, "end", SVG_MUTED, "stage %d",
+                     r / across);
         }
         svg_text(out, width - RIGHT + 8, y + 22, 12, 400, "start", SVG_INK, "%.1f%%",
                  100 * t->busy[r] / (t->last - t->first));
@@ -334,7 +339,7 @@ static void draw(FILE *out, const Timeline *t, const char *title, double width, 
         double x = LEFT + (e->start_us - t->start) * scale, y = TOP + e->rank * row + lane_y[lane];
         draw_box(out, t, e, x, y, e->duration_us * scale, lane == LANE_BOX ? BOX : LANE_HEIGHT);
     }
-    draw_legend(out, t, bottom + 52, width);
+    draw_legend(out, t, bottom + 52, width, note);
     svg_end(out);
 }
 
@@ -351,7 +356,7 @@ int main(int argc, char **argv) {
         "                has no weight steps a backward takes B + W\n"
         "  --out FILE    where to write (default: standard output)\n";
     Timeline t = {0};
-    long step = LONG_MIN, stages = 0, width = 1200;
+    long step = LONG_MIN, stages = 0, width = SVG_WIDTH;
     const char *title = NULL, *path = NULL;
     double costs[3] = {-1, -1, -1};
     bool retimed = false;
@@ -392,11 +397,14 @@ int main(int argc, char **argv) {
                    : NULL);
     if (!svg_close(out, path, &err)) return tool_fail("timeline", err.text);
     fprintf(stderr,
-            "step %ld: %d stages, %d micro-batches, %d chunks; bubble %.4f, formula %.4f, "
-            "busiest rank %.4f",
-            t.step, t.p, t.m, t.v, t.bubble, pipeline_bubble(t.p, t.m, t.v), t.busiest);
-    fprintf(stderr, "; mean forward %.4g, backward %.4g, weight %.4g us\n", t.mean[STEP_FORWARD],
-            t.mean[STEP_BACKWARD], t.mean[STEP_WEIGHT]);
+            "step %ld: %d stages, %d micro-batches, %d chunks; bubble %.2f%%, formula %.2f%%, "
+            "busiest rank %.2f%%",
+            t.step, t.p, t.m, t.v, 100 * t.bubble, 100 * pipeline_bubble(t.p, t.m, t.v),
+            100 * t.busiest);
+    fprintf(stderr, "; mean forward %.4g, backward %.4g", t.mean[STEP_FORWARD],
+            t.mean[STEP_BACKWARD]);
+    if (t.split) fprintf(stderr, ", weight %.4g", t.mean[STEP_WEIGHT]);
+    fprintf(stderr, " us\n");
     free(t.busy);
     trace_free(&t.trace);
     return 0;

@@ -40,8 +40,8 @@ awk -F'[][,:}]' '/"layer"/ { sum = 0; rows++
 report $? 'which add up to k choices of every token, a line for each layer and step'
 
 build/tools/experts --out "$dir/moe.svg" "$dir/log-4" 2>"$dir/out" &&
-    [ "$(grep -c '<polyline' "$dir/moe.svg")" = 16 ] &&
-        [ "$(grep -c '<polygon' "$dir/moe.svg")" = 2 ] &&
+    [ "$(grep -c '<polyline' "$dir/moe.svg")" = 18 ] &&
+        [ "$(grep -c 'stroke-dasharray="1.5,3"' "$dir/moe.svg")" = 2 ] &&
         [ "$(tail -n 1 "$dir/moe.svg")" = '</svg>' ]
 report $? 'build/tools/experts draws a line for each expert in each layer, and what was dropped'
 grep -v layer "$dir/log-4" >"$dir/no-experts"
