@@ -891,6 +891,7 @@ static void bench_firsts(void) {
         for (int pass = 0; pass < 2; pass++) {
             LabKernel row = pass ? *LAB_LAST(FIRST_BACKWARD) : *LAB_LAST(FIRST_FORWARD);
             row.operation = names[pass][kind];
+            row.name = "llmc";
             if (pass && !lab.list) first_forward2(&p, 1);  // fills out and lse
             lab_bench(&lab, &row, &p, lab_stated(&lab, &row, &p), 0.0);
         }

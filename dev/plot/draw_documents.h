@@ -88,7 +88,7 @@ static inline void draw_document_ring(FILE *out, double x, double y, const int *
             svg_rect(out, left, top + 12 * (double)rank, 0.4 * w.work[step][rank], 9,
                      CONTEXT_COLORS[rank], NULL);
     }
-    FIGURE_NOTE(out, x, y + side + 110, "slowest %g, mean %g pairs: %.2f times; %d of 16 skipped",
+    FIGURE_NOTE(out, x, y + side + 110, "slowest %g, mean %g: %.2f times; %d of 16 skipped",
                 w.slowest, w.mean, w.slowest / w.mean, w.skipped);
 }
 

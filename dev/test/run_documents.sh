@@ -26,8 +26,6 @@ ring=$(validated $launch -n 4 "$build/train_documents" --eot 7 --context 4 --con
 [ "$(wc -l <<<"$alone")" -ge 3 ] && [ "$alone" = "$ring" ]
 report $? "validation and norms: the same on 1 rank and on a ring of 4: ${alone//$'\n'/, }"
 
-# A document a token, or a sequence: a sample of text begins with the prompt's document.
-printf '%s\n' 'int main(void) {' >"$dir/text"
 model='--layers 2 --heads 4 --channels 32 --seq 64 --global-batch 4 --micro-batch 1'
 samples() {
     # shellcheck disable=SC2086
