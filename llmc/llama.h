@@ -1,11 +1,12 @@
-// llama.h: Llama (Touvron et al. 2023), and the models that differ from it by little: Qwen2
-// and Nemotron-4.
+// llama.h: Llama (Touvron et al. 2023), and the models that differ from it by little: Qwen2,
+// Qwen3, Mistral and Nemotron-4.
 // lesson: llama
 //
 // A table of tensors for each model_type, by Hugging Face's names; weights are [out, in].
 // q, k and v lie behind each other in memory, so that one matrix product makes all three,
 // and so do a gate and what it multiplies. KV key/value heads, each shared by NH / KV query
-// heads; F hidden units. config.json is read and written as transformers does.
+// heads; HS channels of a head, so A = NH HS of all queries; F hidden units. config.json is
+// read and written as transformers does.
 //
 // defines: LlamaType, KW and the other kinds beside GPT-2's, Llama, llama_of, llama_rotary,
 //          llama_make, llama_rope_table, json_print_real, LlamaOptions, LLAMA_SIZES,
@@ -18,12 +19,12 @@
 #include "llmc/host/config_json.h"
 #include "llmc/host/options.h"
 
-typedef enum { LLAMA, QWEN2, NEMOTRON } LlamaType;
-static const char *const LLAMA_TYPES[] = {"llama", "qwen2", "nemotron"};
+typedef enum { LLAMA, QWEN2, NEMOTRON, QWEN3, MISTRAL, LLAMA_TYPE_COUNT } LlamaType;
+static const char *const LLAMA_TYPES[] = {"llama", "qwen2", "nemotron", "qwen3", "mistral"};
 
-enum { KW = NUM_KINDS, VW, KB, VB, UPW, HEADW, LLAMA_KINDS };
+enum { KW = NUM_KINDS, VW, KB, VB, UPW, HEADW, QNORMW, KNORMW, LLAMA_KINDS };
 
-enum { LLAMA_TENSORS = 20 };
+enum { LLAMA_TENSORS = 22 };
 
 // What GPTConfig lacks. GPTConfig.spec points to the first member.
 typedef struct {
@@ -31,7 +32,8 @@ typedef struct {
     TensorSpec tensors[LLAMA_TENSORS];
     LlamaType type;
     bool tied;              // the head is the embedding
-    size_t KV, F;           // key/value heads, hidden units
+    size_t KV, HS, F;       // key/value heads, channels of a head, hidden units
+    size_t window;          // keys that a query sees, the last ones; 0: all
     double theta, epsilon;  // of RoPE, of the norms
     double rotary;          // share of a head's channels that RoPE rotates, the first ones
     double factor, low, high, original;  // Llama 3's scaling of RoPE; factor 0: none
@@ -48,18 +50,24 @@ static inline size_t llama_rotary(const Llama *m, size_t HS) {
 
 static inline size_t llama_dimension(const GPTConfig *g, char letter) {
     const Llama *m = llama_of(g);
-    return letter == 'K' ? m->KV * (g->C / g->NH) : m->F;
+    switch (letter) {
+        case 'A': return g->NH * m->HS;
+        case 'K': return m->KV * m->HS;
+        case 'H': return m->HS;
+        default: return m->F;
+    }
 }
 
 // 6 for each weight of a matrix that a token meets, and attention as if every token saw all
-// T, as gpt2_flops counts it.
+// T, as gpt2_flops counts it, or all of its window.
 static inline double llama_flops(const GPTConfig *g, double tokens, size_t T) {
     const Llama *m = llama_of(g);
-    double C = (double)g->C, K = (double)llama_dimension(g, 'K');
-    double F = (double)m->F, L = (double)g->L;
-    double weights = L * (2 * C * C + 2 * C * K + (m->type == NEMOTRON ? 2 : 3) * C * F) +
+    double C = (double)g->C, A = (double)llama_dimension(g, 'A');
+    double K = (double)llama_dimension(g, 'K'), F = (double)m->F, L = (double)g->L;
+    double seen = (double)(m->window && m->window < T ? m->window : T);
+    double weights = L * (2 * C * A + 2 * C * K + (m->type == NEMOTRON ? 2 : 3) * C * F) +
                      (double)g->V * C;
-    return 6 * tokens * weights + 12 * tokens * L * (double)T * C;
+    return 6 * tokens * weights + 12 * tokens * L * seen * A;
 }
 
 static inline bool llama_read(const char *path, GPTConfig *config, Error *err);
@@ -67,7 +75,8 @@ static inline bool llama_write(const char *path, const GPTConfig *g, bool bf16, 
 
 // Fills in the spec by type and tied. Each row says which models have it.
 static inline void llama_make(Llama *m) {
-    enum { L = 1 << LLAMA, Q = 1 << QWEN2, N = 1 << NEMOTRON, ALL = L | Q | N, UNTIED = 8 };
+    enum { Q2 = 1 << QWEN2, Q3 = 1 << QWEN3, N = 1 << NEMOTRON };
+    enum { UNTIED = 1 << LLAMA_TYPE_COUNT, ALL = UNTIED - 1, GATED = ALL & ~N };
     const unsigned decays = TENSOR_DECAYS, norm = TENSOR_NORM, joined = TENSOR_JOINED;
     const Init one = m->type == NEMOTRON ? INIT_ZERO
                                          : INIT_ONE;  // LayerNorm1P adds the one
@@ -82,7 +91,7 @@ static inline void llama_make(Llama *m) {
         {ALL, {LN1W, LAYER "input_layernorm.weight", '1', 'C', SPLIT_NONE, one, norm}},
         {N, {LN1B, LAYER "input_layernorm.bias", '1', 'C', SPLIT_NONE, INIT_ZERO, norm}},
         {ALL,
-         {QKVW, LAYER "self_attn.q_proj.weight", 'C', 'C', SPLIT_ROWS, INIT_NORMAL,
+         {QKVW, LAYER "self_attn.q_proj.weight", 'A', 'C', SPLIT_ROWS, INIT_NORMAL,
           decays}},
         {ALL,
          {KW, LAYER "self_attn.k_proj.weight", 'K', 'C', SPLIT_ROWS, INIT_NORMAL,
@@ -90,22 +99,24 @@ static inline void llama_make(Llama *m) {
         {ALL,
          {VW, LAYER "self_attn.v_proj.weight", 'K', 'C', SPLIT_ROWS, INIT_NORMAL,
           decays | joined}},
-        {Q, {QKVB, LAYER "self_attn.q_proj.bias", '1', 'C', SPLIT_COLUMNS, INIT_ZERO, 0}},
-        {Q,
+        {Q2, {QKVB, LAYER "self_attn.q_proj.bias", '1', 'A', SPLIT_COLUMNS, INIT_ZERO, 0}},
+        {Q2,
          {KB, LAYER "self_attn.k_proj.bias", '1', 'K', SPLIT_COLUMNS, INIT_ZERO, joined}},
-        {Q,
+        {Q2,
          {VB, LAYER "self_attn.v_proj.bias", '1', 'K', SPLIT_COLUMNS, INIT_ZERO, joined}},
+        {Q3, {QNORMW, LAYER "self_attn.q_norm.weight", '1', 'H', SPLIT_NONE, one, norm}},
+        {Q3, {KNORMW, LAYER "self_attn.k_norm.weight", '1', 'H', SPLIT_NONE, one, norm}},
         {ALL,
-         {PROJW, LAYER "self_attn.o_proj.weight", 'C', 'C', SPLIT_COLUMNS, INIT_NORMAL,
+         {PROJW, LAYER "self_attn.o_proj.weight", 'C', 'A', SPLIT_COLUMNS, INIT_NORMAL,
           decays}},
         {ALL,
          {LN2W, LAYER "post_attention_layernorm.weight", '1', 'C', SPLIT_NONE, one, norm}},
         {N,
          {LN2B, LAYER "post_attention_layernorm.bias", '1', 'C', SPLIT_NONE, INIT_ZERO,
           norm}},
-        {L | Q,
+        {GATED,
          {FCW, LAYER "mlp.gate_proj.weight", 'F', 'C', SPLIT_ROWS, INIT_NORMAL, decays}},
-        {L | Q,
+        {GATED,
          {UPW, LAYER "mlp.up_proj.weight", 'F', 'C', SPLIT_ROWS, INIT_NORMAL,
           decays | joined}},
         {N, {FCW, LAYER "mlp.up_proj.weight", 'F', 'C', SPLIT_ROWS, INIT_NORMAL, decays}},
@@ -246,7 +257,7 @@ static inline bool llama_read_rope(const cJSON *root, Llama *m, const char *path
                      path, LLAMA_TYPES[m->type]);
 }
 
-// The members of all three that are read, or change nothing.
+// The members of all types that are read, or change nothing.
 static const char *const LLAMA_NAMES_READ[] = {
     "head_dim", "hidden_act", "hidden_size", "intermediate_size", "is_llama_config",
     "layer_types", "max_position_embeddings", "max_window_layers", "norm_eps",
@@ -267,10 +278,13 @@ static const char *const LLAMA_VALUES[][2] = {{"attention_bias", "false|null"},
                                               {"use_mrope", "false|null"},
                                               {NULL, NULL}};
 
-// Refuses windows of attention. Those of Qwen2 begin at layer "max_window_layers", 28 if it
-// is absent, unless "layer_types" says which slide.
-static inline bool llama_check_windows(const cJSON *root, const GPTConfig *g,
-                                       const Llama *m, const char *path, Error *err) {
+// Reads Mistral's window, 4096 if it is absent and none if it is null. Refuses windows of
+// some layers: those of Qwen begin at layer "max_window_layers", 28 if it is absent, unless
+// "layer_types" says which slide.
+static inline bool llama_read_windows(const cJSON *root, const GPTConfig *g, Llama *m,
+                                      const char *path, Error *err) {
+    const cJSON *window = cJSON_GetObjectItemCaseSensitive(root, "sliding_window");
+    const bool qwen = m->type == QWEN2 || m->type == QWEN3;
     const cJSON *types = cJSON_GetObjectItemCaseSensitive(root, "layer_types"), *type;
     const cJSON *first = cJSON_GetObjectItemCaseSensitive(root, "max_window_layers");
     uint64_t before = 28;
@@ -283,29 +297,29 @@ static inline bool llama_check_windows(const cJSON *root, const GPTConfig *g,
         if (!full)
             return error_set(err,
                              "%s: \"layer_types\" must be %zu times full_attention: "
-                             "windows are not supported",
+                             "windows of some layers are not supported",
                              path, g->L);
     }
     if (first && !cJSON_IsNull(first) && !json_whole(first, &before))
         return error_set(err, "%s: \"max_window_layers\" must be a whole number", path);
-    if (m->type != QWEN2 && !config_is(root, "sliding_window", "null", path, err))
+    if (m->type == MISTRAL) {
+        m->window = window ? 0 : 4096;
+        if (window && !cJSON_IsNull(window) &&
+            !config_size(root, "sliding_window", 1 << 24, &m->window, path, err))
+            return false;
+    } else if (!qwen && !config_is(root, "sliding_window", "null", path, err))
         return false;
     bool none_slides =
-        m->type == QWEN2 &&
-        (before >= g->L || cJSON_IsArray(types) ||
-         cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(root, "sliding_window")));
+        qwen && (before >= g->L || cJSON_IsArray(types) || cJSON_IsNull(window));
     return config_is(root, "use_sliding_window",
                      none_slides ? "false|true|null" : "false|null", path, err);
 }
 
 // Refuses models that our kernels do not compute, and unknown members.
 static inline bool llama_check_variant(const cJSON *root, const GPTConfig *g,
-                                       const Llama *m, const char *path, Error *err) {
+                                       Llama *m, const char *path, Error *err) {
     const bool nemotron = m->type == NEMOTRON;
-    char HS[40];
-    snprintf(HS, sizeof HS, "%zu|null", g->C / g->NH);
-    return config_is(root, "head_dim", HS, path, err) &&
-           llama_check_windows(root, g, m, path, err) &&
+    return llama_read_windows(root, g, m, path, err) &&
            config_is(root, nemotron ? "rms_norm_eps" : "norm_eps", "null", path, err) &&
            config_is(root, "hidden_act", nemotron ? "\"relu2\"" : "\"silu\"", path, err) &&
            config_check_keys(root, LLAMA_NAMES_READ, LLAMA_VALUES, path, err);
@@ -316,7 +330,10 @@ static inline bool llama_check_sizes(const GPTConfig *g, const Llama *m, Error *
     if (g->C % g->NH)
         return error_set(err, "%zu attention heads do not divide %zu channels", g->NH,
                          g->C);
-    size_t HS = g->C / g->NH;
+    size_t HS = m->HS;
+    if (HS > ATTENTION_MAX_HEAD_SIZE)
+        return error_set(err, "heads of %zu channels are too large, %d is the most", HS,
+                         ATTENTION_MAX_HEAD_SIZE);
     if (m->KV > g->NH)
         return error_set(err, "%zu key/value heads are more than the %zu attention heads",
                          m->KV, g->NH);
@@ -341,13 +358,14 @@ static inline bool llama_read_root(const cJSON *root, const char *path, GPTConfi
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, "model_type");
     bool ok = true;
     int type = 0;
-    while (type < 3 &&
+    while (type < LLAMA_TYPE_COUNT &&
            !(cJSON_IsString(item) && strcmp(item->valuestring, LLAMA_TYPES[type]) == 0))
         type++;
-    if (type == 3)
-        ok = error_set(
-            err, "%s: \"model_type\" %.40s is not supported: llama, qwen2 and nemotron are",
-            path, cJSON_IsString(item) ? item->valuestring : "?");
+    if (type == LLAMA_TYPE_COUNT)
+        ok = error_set(err,
+                       "%s: \"model_type\" %.40s is not supported: llama, qwen2, qwen3, "
+                       "mistral and nemotron are",
+                       path, cJSON_IsString(item) ? item->valuestring : "?");
     if (ok) {
         memset(m, 0, sizeof *m);
         m->type = (LlamaType)type;
@@ -364,6 +382,10 @@ static inline bool llama_read_root(const cJSON *root, const char *path, GPTConfi
         m->KV = g.NH;
         if (ok && item && !cJSON_IsNull(item))
             ok = config_size(root, "num_key_value_heads", 1 << 17, &m->KV, path, err);
+        item = cJSON_GetObjectItemCaseSensitive(root, "head_dim");
+        if (ok) m->HS = m->type == QWEN3 ? 128 : g.C / g.NH;
+        if (ok && item && !cJSON_IsNull(item))
+            ok = config_size(root, "head_dim", 1 << 17, &m->HS, path, err);
     }
     ok = ok && llama_check_variant(root, &g, m, path, err) &&
          llama_read_rope(root, m, path, err) &&
@@ -407,17 +429,23 @@ static inline const char *json_print_real(char text[40], double x) {
 static inline bool llama_write(const char *path, const GPTConfig *g, bool bf16,
                                Error *err) {
     static const char *const CLASSES[] = {"LlamaForCausalLM", "Qwen2ForCausalLM",
-                                          "NemotronForCausalLM"};
+                                          "NemotronForCausalLM", "Qwen3ForCausalLM",
+                                          "MistralForCausalLM"};
     const Llama *m = llama_of(g);
-    char text[2560], rope[320] = "null", own[200], real[3][40];
+    char text[2560], rope[320] = "null", own[200] = "", real[3][40];
     if (m->factor > 0)
         snprintf(rope, sizeof rope,
                  "{\"rope_type\": \"llama3\", \"factor\": %s, \"low_freq_factor\": %s, "
                  "\"high_freq_factor\": %s, \"original_max_position_embeddings\": %.0f}",
                  json_print_real(real[0], m->factor), json_print_real(real[1], m->low),
                  json_print_real(real[2], m->high), m->original);
-    if (m->type == QWEN2)
-        snprintf(own, sizeof own, "  \"use_sliding_window\": false,\n");
+    if (m->type == QWEN2 || m->type == QWEN3)
+        snprintf(own, sizeof own, "  \"use_sliding_window\": false,\n%s",
+                 m->type == QWEN3 ? "  \"attention_bias\": false,\n" : "");
+    else if (m->type == MISTRAL && m->window)
+        snprintf(own, sizeof own, "  \"sliding_window\": %zu,\n", m->window);
+    else if (m->type == MISTRAL)
+        snprintf(own, sizeof own, "  \"sliding_window\": null,\n");
     else
         snprintf(own, sizeof own, "  \"attention_bias\": false,\n  \"mlp_bias\": false,\n");
     if (m->type == NEMOTRON)
@@ -446,8 +474,8 @@ static inline bool llama_write(const char *path, const GPTConfig *g, bool bf16,
              "  \"eos_token_id\": null,\n"
              "  \"torch_dtype\": \"%s\"\n"
              "}\n",
-             CLASSES[m->type], LLAMA_TYPES[m->type], g->L, g->C, g->NH, m->KV, g->C / g->NH,
-             m->F, g->V, g->maxT, m->type == NEMOTRON ? "relu2" : "silu",
+             CLASSES[m->type], LLAMA_TYPES[m->type], g->L, g->C, g->NH, m->KV, m->HS, m->F,
+             g->V, g->maxT, m->type == NEMOTRON ? "relu2" : "silu",
              m->type == NEMOTRON ? "norm_eps" : "rms_norm_eps",
              json_print_real(real[0], m->epsilon), json_print_real(real[1], m->theta), rope,
              own, json_print_real(real[2], m->spec.stddev), m->tied ? "true" : "false",
@@ -461,33 +489,43 @@ static inline bool llama_write(const char *path, const GPTConfig *g, bool bf16,
 // Values of the command line; 0: left out.
 typedef struct {
     int model;  // position in LLAMA_SIZES
-    size_t KV, F;
+    size_t KV, HS, F, window;
 } LlamaOptions;
 
-// The choices of --model. The first three have none and take them from the other flags.
+// The choices of --model. The first five have none and take them from the other flags.
 typedef struct {
     LlamaType type;
     size_t L, C, NH, KV, F, V, maxT;
     double theta, epsilon, factor;
     bool tied;
+    size_t HS, window;  // 0: C / NH, none
 } LlamaSize;
 
 #define LLAMA_NAMES                                                                        \
-    "llama|qwen2|nemotron|smollm2-135m|llama-3.2-1b|llama-3.1-8b|llama-3.1-70b|"           \
-    "llama-3.1-405b|qwen2.5-0.5b|nemotron-4-15b|nemotron-4-340b"
+    "llama|qwen2|qwen3|mistral|nemotron|smollm2-135m|llama-3.2-1b|llama-3.1-8b|"           \
+    "llama-3.1-70b|llama-3.1-405b|qwen2.5-0.5b|qwen3-0.6b|qwen3-1.7b|qwen3-8b|qwen3-32b|"  \
+    "mistral-7b|mistral-7b-v0.3|nemotron-4-15b|nemotron-4-340b"
 
 static const LlamaSize LLAMA_SIZES[] = {
-    {LLAMA, 0, 0, 0, 0, 0, 0, 0, 1e4, 1e-5, 0, false},
-    {QWEN2, 0, 0, 0, 0, 0, 0, 0, 1e6, 1e-6, 0, true},
-    {NEMOTRON, 0, 0, 0, 0, 0, 0, 0, 1e4, 1e-5, 0, false},
-    {LLAMA, 30, 576, 9, 3, 1536, 49152, 8192, 1e5, 1e-5, 0, true},
-    {LLAMA, 16, 2048, 32, 8, 8192, 128256, 131072, 5e5, 1e-5, 32, true},
-    {LLAMA, 32, 4096, 32, 8, 14336, 128256, 131072, 5e5, 1e-5, 8, false},
-    {LLAMA, 80, 8192, 64, 8, 28672, 128256, 131072, 5e5, 1e-5, 8, false},
-    {LLAMA, 126, 16384, 128, 8, 53248, 128256, 131072, 5e5, 1e-5, 8, false},
-    {QWEN2, 24, 896, 14, 2, 4864, 151936, 32768, 1e6, 1e-6, 0, true},
-    {NEMOTRON, 32, 6144, 48, 8, 24576, 256000, 4096, 1e4, 1e-5, 0, false},
-    {NEMOTRON, 96, 18432, 96, 8, 73728, 256000, 4096, 1e4, 1e-5, 0, false},
+    {LLAMA, 0, 0, 0, 0, 0, 0, 0, 1e4, 1e-5, 0, false, 0, 0},
+    {QWEN2, 0, 0, 0, 0, 0, 0, 0, 1e6, 1e-6, 0, true, 0, 0},
+    {QWEN3, 0, 0, 0, 0, 0, 0, 0, 1e6, 1e-6, 0, true, 0, 0},
+    {MISTRAL, 0, 0, 0, 0, 0, 0, 0, 1e4, 1e-5, 0, false, 0, 0},
+    {NEMOTRON, 0, 0, 0, 0, 0, 0, 0, 1e4, 1e-5, 0, false, 0, 0},
+    {LLAMA, 30, 576, 9, 3, 1536, 49152, 8192, 1e5, 1e-5, 0, true, 0, 0},
+    {LLAMA, 16, 2048, 32, 8, 8192, 128256, 131072, 5e5, 1e-5, 32, true, 0, 0},
+    {LLAMA, 32, 4096, 32, 8, 14336, 128256, 131072, 5e5, 1e-5, 8, false, 0, 0},
+    {LLAMA, 80, 8192, 64, 8, 28672, 128256, 131072, 5e5, 1e-5, 8, false, 0, 0},
+    {LLAMA, 126, 16384, 128, 8, 53248, 128256, 131072, 5e5, 1e-5, 8, false, 0, 0},
+    {QWEN2, 24, 896, 14, 2, 4864, 151936, 32768, 1e6, 1e-6, 0, true, 0, 0},
+    {QWEN3, 28, 1024, 16, 8, 3072, 151936, 40960, 1e6, 1e-6, 0, true, 128, 0},
+    {QWEN3, 28, 2048, 16, 8, 6144, 151936, 40960, 1e6, 1e-6, 0, true, 128, 0},
+    {QWEN3, 36, 4096, 32, 8, 12288, 151936, 40960, 1e6, 1e-6, 0, false, 128, 0},
+    {QWEN3, 64, 5120, 64, 8, 25600, 151936, 40960, 1e6, 1e-6, 0, false, 128, 0},
+    {MISTRAL, 32, 4096, 32, 8, 14336, 32000, 32768, 1e4, 1e-5, 0, false, 0, 4096},
+    {MISTRAL, 32, 4096, 32, 8, 14336, 32768, 32768, 1e6, 1e-5, 0, false, 0, 0},
+    {NEMOTRON, 32, 6144, 48, 8, 24576, 256000, 4096, 1e4, 1e-5, 0, false, 0, 0},
+    {NEMOTRON, 96, 18432, 96, 8, 73728, 256000, 4096, 1e4, 1e-5, 0, false, 0, 0},
 };
 
 static const Field LLAMA_ROWS[] = {
@@ -496,6 +534,10 @@ static const Field LLAMA_ROWS[] = {
      LLAMA_NAMES, "kind of blocks, or a published model's sizes"},
     {"kv-heads", FIELD_SIZE, offsetof(LlamaOptions, KV), NULL, 1, 1e5, OPTION_BASIC, "N",
      "key/value heads; must divide --heads (default: --heads)"},
+    {"head-dim", FIELD_SIZE, offsetof(LlamaOptions, HS), NULL, 1, 1e5, OPTION_BASIC, "N",
+     "channels of a head (default: --channels / --heads)"},
+    {"window", FIELD_SIZE, offsetof(LlamaOptions, window), NULL, 1, 1e8, OPTION_BASIC, "N",
+     "mistral: keys that a query sees, the last ones (default: all)"},
     {"hidden", FIELD_SIZE, offsetof(LlamaOptions, F), NULL, 1, 1e7, OPTION_BASIC, "N",
      "hidden units of the MLP (default 3 --channels; nemotron 4)"},
 };
@@ -513,12 +555,15 @@ static inline bool llama_resolve_size(Llama *m, const LlamaSize *s,
                                       const LlamaOptions *flags, const GPTConfig *g,
                                       bool from_file, size_t t, Error *err) {
     size_t KV = flags->KV ? flags->KV : s->KV, F = flags->F ? flags->F : s->F;
-    if (from_file && ((KV && KV != m->KV) || (F && F != m->F)))
+    size_t HS = flags->HS ? flags->HS : s->HS;
+    size_t window = flags->window ? flags->window : s->window;
+    if (from_file && ((KV && KV != m->KV) || (F && F != m->F) || (HS && HS != m->HS) ||
+                      (window && window != m->window)))
         return error_set(err,
-                         "the checkpoint has %zu key/value heads and %zu hidden units: "
-                         "leave out the flags that "
-                         "contradict it",
-                         m->KV, m->F);
+                         "the checkpoint has %zu key/value heads, heads of %zu channels, "
+                         "%zu hidden units and a window of %zu keys (0: all): leave out the "
+                         "flags that contradict it",
+                         m->KV, m->HS, m->F, m->window);
     if (!from_file) {
         memset(m, 0, sizeof *m);
         m->type = s->type;
@@ -527,11 +572,16 @@ static inline bool llama_resolve_size(Llama *m, const LlamaSize *s,
         m->epsilon = s->epsilon;
         m->rotary = s->type == NEMOTRON ? 0.5 : 1;
         m->KV = KV ? KV : g->NH;
+        m->HS = HS ? HS : g->C / g->NH;
         m->F = F ? F : (s->type == NEMOTRON ? 4 : 3) * g->C;
+        m->window = window;
         m->factor = s->factor;
         m->low = 1;
         m->high = 4;
         m->original = 8192;
+        if (window && s->type != MISTRAL)
+            return error_set(err, "--window %zu: only mistral has one, %s has none", window,
+                             LLAMA_TYPES[s->type]);
         if (!llama_check_sizes(g, m, err)) return false;
         llama_make(m);
     }

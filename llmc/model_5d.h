@@ -7,7 +7,7 @@
 // the tensors of E/e experts.
 //
 // defines: ROUTER, MoeLlama, moe_llama_make, moe_llama_of, expert_step, table_keep_experts,
-//          Options5D, ROWS_5D, sizes_5d, moe_llama_resolve
+//          Options5D, rows_5d, sizes_5d, moe_llama_resolve
 #ifndef LLMC_MODEL_5D_H
 #define LLMC_MODEL_5D_H
 
@@ -58,11 +58,13 @@ static inline void moe_llama_make(MoeLlama *m) {
     m->names = NULL;
     if (m->E == 0) return;
 
-    static const struct {
-        const char *name;
-        int like;  // the kind of an MLP that it is
-    } parts[] = {{"w1", FCW}, {"w3", UPW}, {"w2", FCPROJW}};
-    const char *in_layer = "model.layers.%zu.block_sparse_moe";
+    // Mixtral's and Qwen3-MoE's names
+    static const char *const PLACES[] = {"model.layers.%zu.block_sparse_moe",
+                                         "model.layers.%zu.mlp"};
+    static const char *const PARTS[][3] = {{"w1", "w3", "w2"},
+                                           {"gate_proj", "up_proj", "down_proj"}};
+    static const int LIKE[] = {FCW, UPW, FCPROJW};  // the kinds of an MLP that they are
+    bool qwen = m->llama.type == QWEN3;
     size_t name_size = sizeof m->names[0];
     TensorSpec mlp[3];
     TensorSpec *rows = (TensorSpec *)host_alloc(spec->count + 3 * m->E + 1, sizeof *rows);
@@ -72,7 +74,7 @@ static inline void moe_llama_make(MoeLlama *m) {
     for (size_t i = 0; i < spec->count; i++) {
         const TensorSpec *row = &spec->tensors[i];
         int part = 0;
-        while (part < 3 && row->kind != parts[part].like) part++;
+        while (part < 3 && row->kind != LIKE[part]) part++;
         if (part < 3)
             mlp[part] = *row;
         else
@@ -83,12 +85,12 @@ static inline void moe_llama_make(MoeLlama *m) {
         char *name = m->names[3 * m->E];
         const TensorSpec router = {ROUTER, name, 'E', 'C', SPLIT_NONE, INIT_NORMAL,
                                    TENSOR_DECAYS};
-        snprintf(name, name_size, "%s.gate.weight", in_layer);
+        snprintf(name, name_size, "%s.gate.weight", PLACES[qwen]);
         rows[count++] = router;
         for (size_t x = 0; x < 3 * m->E; x++) {
             name = m->names[x];
-            snprintf(name, name_size, "%s.experts.%zu.%s.weight", in_layer, x / 3,
-                     parts[x % 3].name);
+            snprintf(name, name_size, "%s.experts.%zu.%s.weight", PLACES[qwen], x / 3,
+                     PARTS[qwen][x % 3]);
             rows[count] = mlp[x % 3];
             rows[count].name = name;
             rows[count++].flags |= TENSOR_EXPERTS;
@@ -143,31 +145,57 @@ static inline void table_keep_experts(ParamTable *table, size_t E, size_t e,
 // ----------------------------------------------------------------------------------------
 // config.json
 
-// Reads Mixtral's config.json, or one without experts.
+// Takes an item out of an object, or puts another one in its place.
+static inline void config_replace(cJSON *root, const char *key, cJSON *item) {
+    cJSON_DeleteItemFromObjectCaseSensitive(root, key);
+    if (item) cJSON_AddItemToObject(root, key, item);
+}
+
+// Takes what a config.json says of experts out of it; what is left is that of a model
+// without.
+static inline bool moe_llama_read_experts(cJSON *root, MoeLlama *m, bool qwen,
+                                          const char *path, Error *err) {
+    static const char *const OWN[] = {
+        "num_local_experts", "num_experts", "num_experts_per_tok", "output_router_logits",
+        "router_aux_loss_coef", "router_jitter_noise", "norm_topk_prob", "decoder_sparse_step",
+        "mlp_only_layers", "moe_intermediate_size"};
+    const cJSON *normalised = cJSON_GetObjectItemCaseSensitive(root, "norm_topk_prob");
+    const cJSON *dense = cJSON_GetObjectItemCaseSensitive(root, "mlp_only_layers");
+    size_t F = 0;
+    if (!config_size(root, qwen ? "num_experts" : "num_local_experts", 128, &m->E, path,
+                     err) ||
+        !config_size(root, "num_experts_per_tok", 128, &m->k, path, err) ||
+        !config_is(root, "router_jitter_noise", "0|null", path, err) ||
+        !config_is(root, "norm_topk_prob", qwen ? "false|true|null" : "null", path, err) ||
+        !config_is(root, "decoder_sparse_step", "1|null", path, err) ||
+        (qwen && !config_size(root, "moe_intermediate_size", 1 << 20, &F, path, err)))
+        return false;
+    if (dense && !cJSON_IsNull(dense) && cJSON_GetArraySize(dense) > 0)
+        return error_set(err, "%s: \"mlp_only_layers\" must be empty: all layers have experts",
+                         path);
+    if (m->k > m->E)
+        return error_set(err, "%s: %zu experts of a token are more than the %zu of a layer",
+                         path, m->k, m->E);
+    m->normalised = !qwen || cJSON_IsTrue(normalised);
+    for (size_t i = 0; i < sizeof OWN / sizeof OWN[0]; i++)
+        config_replace(root, OWN[i], NULL);
+    if (qwen) config_replace(root, "intermediate_size", cJSON_CreateNumber((double)F));
+    config_replace(root, "model_type", cJSON_CreateString(qwen ? "qwen3" : "llama"));
+    return true;
+}
+
+// Reads a config.json of Mixtral, of Qwen3-MoE, or one without experts.
 static inline bool moe_llama_read(const char *path, GPTConfig *config, Error *err) {
     MoeLlama *m = (MoeLlama *)(void *)config->spec;
-    static const char *const OWN[] = {"num_local_experts", "num_experts_per_tok",
-                                      "output_router_logits", "router_aux_loss_coef",
-                                      "router_jitter_noise"};
     cJSON *root = json_read(path, 1 << 20, err);
     if (!root) return false;
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, "model_type");
-    bool ok = true;
+    const char *type = cJSON_IsString(item) ? item->valuestring : "";
+    bool qwen = strcmp(type, "qwen3_moe") == 0, ok = true;
     m->E = m->k = 0;
     m->normalised = false;
-    if (cJSON_IsString(item) && strcmp(item->valuestring, "mixtral") == 0) {
-        m->normalised = true;
-        ok = config_size(root, "num_local_experts", 128, &m->E, path, err) &&
-             config_size(root, "num_experts_per_tok", 128, &m->k, path, err) &&
-             config_is(root, "router_jitter_noise", "0|null", path, err);
-        if (ok && m->k > m->E)
-            ok = error_set(err, "%s: %zu experts of a token are more than the %zu of a layer",
-                           path, m->k, m->E);
-        for (size_t i = 0; i < sizeof OWN / sizeof OWN[0]; i++)
-            cJSON_DeleteItemFromObjectCaseSensitive(root, OWN[i]);
-        cJSON_ReplaceItemInObjectCaseSensitive(root, "model_type",
-                                               cJSON_CreateString("llama"));
-    }
+    if (qwen || strcmp(type, "mixtral") == 0)
+        ok = moe_llama_read_experts(root, m, qwen, path, err);
     ok = ok && llama_read_root(root, path, config, err);
     cJSON_Delete(root);
     if (ok) moe_llama_make(m);
@@ -183,11 +211,11 @@ static inline void text_replace(char *text, size_t size, const char *from, const
     memcpy(at, to, strlen(to));
 }
 
-// Writes Llama's config.json, with other names and two numbers more if there are experts.
+// Writes Llama's or Qwen3's config.json, with another type and what it says of experts.
 static inline bool moe_llama_write(const char *path, const GPTConfig *g, bool bf16,
                                    Error *err) {
     const MoeLlama *m = moe_llama_of(g);
-    char text[4096], more[200];
+    char text[4096], more[256];
     size_t bytes;
     if (!llama_write(path, g, bf16, err)) return false;
     if (m->E == 0) return true;
@@ -197,11 +225,21 @@ static inline bool moe_llama_write(const char *path, const GPTConfig *g, bool bf
     memcpy(text, written, bytes);
     text[bytes] = '\0';
     free(written);
-    snprintf(more, sizeof more,
-             "{\n  \"num_local_experts\": %zu,\n  \"num_experts_per_tok\": %zu,\n", m->E,
-             m->k);
-    text_replace(text, sizeof text, "LlamaForCausalLM", "MixtralForCausalLM");
-    text_replace(text, sizeof text, "\"llama\"", "\"mixtral\"");
+    int count = snprintf(more, sizeof more, "{\n  \"num_experts_per_tok\": %zu,\n", m->k);
+    if (m->llama.type == QWEN3) {
+        snprintf(more + count, sizeof more - (size_t)count,
+                 "  \"num_experts\": %zu,\n  \"moe_intermediate_size\": %zu,\n"
+                 "  \"norm_topk_prob\": %s,\n  \"decoder_sparse_step\": 1,\n"
+                 "  \"mlp_only_layers\": [],\n",
+                 m->E, m->llama.F, m->normalised ? "true" : "false");
+        text_replace(text, sizeof text, "Qwen3ForCausalLM", "Qwen3MoeForCausalLM");
+        text_replace(text, sizeof text, "\"qwen3\"", "\"qwen3_moe\"");
+    } else {
+        snprintf(more + count, sizeof more - (size_t)count,
+                 "  \"num_local_experts\": %zu,\n", m->E);
+        text_replace(text, sizeof text, "LlamaForCausalLM", "MixtralForCausalLM");
+        text_replace(text, sizeof text, "\"llama\"", "\"mixtral\"");
+    }
     text_replace(text, sizeof text, "{\n", more);
     return file_write_text(path, text, err);
 }
@@ -211,7 +249,7 @@ static inline bool moe_llama_write(const char *path, const GPTConfig *g, bool bf
 
 // Values of the command line; sizes of the model are 0 if left out.
 typedef struct {
-    LlamaOptions llama;
+    LlamaOptions llama;  // the first member: LLAMA_ROWS count in it
     Context context;
     size_t E, k, e;
     double capacity;    // an expert has capacity * T k / E places for a rank's T tokens of a
@@ -225,23 +263,20 @@ typedef struct {
     size_t E, k;
 } MoeSize;
 
-#define NAMES_5D LLAMA_NAMES "|mixtral|mixtral-8x7b|mixtral-8x22b"
+#define NAMES_5D \
+    LLAMA_NAMES "|mixtral|qwen3-moe|mixtral-8x7b|mixtral-8x22b|qwen3-30b-a3b|qwen3-235b-a22b"
 static const MoeSize MOE_SIZES[] = {
-    {{LLAMA, 0, 0, 0, 0, 0, 0, 0, 1e6, 1e-5, 0, false}, 8, 2},
-    {{LLAMA, 32, 4096, 32, 8, 14336, 32000, 32768, 1e6, 1e-5, 0, false}, 8, 2},
-    {{LLAMA, 56, 6144, 48, 8, 16384, 32768, 65536, 1e6, 1e-5, 0, false}, 8, 2},
+    {{LLAMA, 0, 0, 0, 0, 0, 0, 0, 1e6, 1e-5, 0, false, 0, 0}, 8, 2},
+    {{QWEN3, 0, 0, 0, 0, 0, 0, 0, 1e6, 1e-6, 0, false, 0, 0}, 8, 2},
+    {{LLAMA, 32, 4096, 32, 8, 14336, 32000, 32768, 1e6, 1e-5, 0, false, 0, 0}, 8, 2},
+    {{LLAMA, 56, 6144, 48, 8, 16384, 32768, 65536, 1e6, 1e-5, 0, false, 0, 0}, 8, 2},
+    {{QWEN3, 48, 2048, 32, 4, 768, 151936, 40960, 1e6, 1e-6, 0, false, 128, 0}, 128, 8},
+    {{QWEN3, 94, 4096, 64, 4, 1536, 151936, 40960, 1e6, 1e-6, 0, false, 128, 0}, 128, 8},
 };
 
 #define ROW(name, type, field, initial, min, max, tags, value, help) \
     { name, type, offsetof(Options5D, field), initial, min, max, tags, value, help }
 static const Field ROWS_5D[] = {
-    ROW("Model", FIELD_TITLE, e, NULL, 0, 0, OPTION_BASIC, NULL, NULL),
-    ROW("model", FIELD_CHOICE, llama.model, "llama", 0, 0, OPTION_BASIC, NAMES_5D,
-        "kind of blocks, or a published model's sizes"),
-    ROW("kv-heads", FIELD_SIZE, llama.KV, NULL, 1, 1e5, OPTION_BASIC, "N",
-        "key/value heads; must divide --heads (default: --heads)"),
-    ROW("hidden", FIELD_SIZE, llama.F, NULL, 1, 1e7, OPTION_BASIC, "N",
-        "hidden units of the MLP, or of an expert (default 3 --channels; nemotron 4)"),
     ROW("Experts", FIELD_TITLE, e, NULL, 0, 0, OPTION_BASIC, NULL, NULL),
     ROW("experts", FIELD_SIZE, E, NULL, 1, 128, OPTION_BASIC, "N",
         "of each layer (default: the model's; llama has an MLP)"),
@@ -260,6 +295,22 @@ static const Field ROWS_5D[] = {
         "neighbours of the data ranks that share each sequence"),
 };
 #undef ROW
+
+enum {
+    LLAMA_ROW_COUNT = sizeof LLAMA_ROWS / sizeof LLAMA_ROWS[0],
+    OWN_ROW_COUNT = sizeof ROWS_5D / sizeof ROWS_5D[0]
+};
+
+// Returns train_llama's rows, with more names of --model, and these.
+static inline FieldTable rows_5d(Options5D *flags) {
+    static Field rows[LLAMA_ROW_COUNT + OWN_ROW_COUNT];
+    FieldTable table = {rows, LLAMA_ROW_COUNT + OWN_ROW_COUNT, flags};
+    memcpy(rows, LLAMA_ROWS, sizeof LLAMA_ROWS);
+    memcpy(rows + LLAMA_ROW_COUNT, ROWS_5D, sizeof ROWS_5D);
+    for (size_t i = 0; i < LLAMA_ROW_COUNT; i++)
+        if (strcmp(rows[i].name, "model") == 0) rows[i].value = NAMES_5D;
+    return table;
+}
 
 enum { LLAMA_SIZE_COUNT = sizeof LLAMA_SIZES / sizeof LLAMA_SIZES[0] };
 
@@ -306,9 +357,13 @@ static inline bool moe_llama_resolve(MoeLlama *m, Options5D *flags, const Option
         m->normalised = true;
         moe_llama_make(m);
     }
-    if (m->E && m->llama.type != LLAMA)
-        return error_set(err, "--experts needs --model llama or a mixtral: %s has an MLP",
+    if (m->E && m->llama.type != LLAMA && m->llama.type != QWEN3)
+        return error_set(err, "--experts needs --model mixtral or qwen3-moe: %s has an MLP",
                          LLAMA_TYPES[m->llama.type]);
+    size_t window = m->llama.window;
+    if (window && window < o->seq)
+        return error_set(err, "--seq %zu is longer than the window of %zu keys: shorten it",
+                         o->seq, window);
     if (!m->E && (k || flags->e > 1))
         return error_set(err, "--%s needs --experts: this model has an MLP",
                          k ? "top-k" : "expert-parallel");

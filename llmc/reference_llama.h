@@ -1,5 +1,5 @@
-// reference_llama.h: Llama, Qwen2 and Nemotron-4 in plain C loops and fp64: loss and
-// gradients (llmc/llama.h).
+// reference_llama.h: Llama, Qwen2, Qwen3, Mistral and Nemotron-4 in plain C loops and fp64:
+// loss and gradients (llmc/llama.h).
 // lesson: llama
 //
 // It shares reference.h's Reference, whose table comes from the Llama in config.spec.
@@ -56,6 +56,24 @@ static inline void reference_norm_backward(const Llama *m, double *dinp, double 
     }
 }
 
+// RMSNorm of each head of rows `stride` apart: x [N, heads, HS] -> out, weight [HS].
+static inline void reference_head_norm_forward(const Llama *m, double *out, const double *x,
+                                               const double *weight, size_t N, size_t heads,
+                                               size_t stride) {
+    for (size_t n = 0; n < N; n++)
+        reference_norm_forward(m, out + n * stride, x + n * stride, weight, NULL, heads,
+                               m->HS);
+}
+
+static inline void reference_head_norm_backward(const Llama *m, double *dx, double *dweight,
+                                                const double *dout, const double *x,
+                                                const double *weight, size_t N,
+                                                size_t heads, size_t stride) {
+    for (size_t n = 0; n < N; n++)
+        reference_norm_backward(m, dx + n * stride, dweight, NULL, dout + n * stride,
+                                x + n * stride, weight, heads, m->HS);
+}
+
 // out [N,OC], of rows `stride` apart, = inp [N,IC] weight [OC,IC]^T + bias [OC], which may
 // be NULL.
 static inline void reference_linear_forward(double *out, size_t stride, const double *inp,
@@ -104,27 +122,29 @@ static inline void reference_rope(const Llama *m, double *x, size_t N, size_t T,
 }
 
 // Causal attention over qkv [N, NH + 2 KV, HS]: out [N,NH,HS], att [B,NH,T,T]. Query head h
-// reads key head h / (NH/KV). With dout, adds to dqkv instead and leaves out as it is.
+// reads key head h / (NH/KV), of the last `window` tokens (0: of all). With dout, adds to
+// dqkv instead and leaves out as it is.
 static inline void reference_groups(double *out, double *att, const double *qkv,
                                     double *dqkv, const double *dout, size_t B, size_t T,
-                                    size_t NH, size_t KV, size_t HS) {
+                                    size_t NH, size_t KV, size_t HS, size_t window) {
     size_t S = (NH + 2 * KV) * HS;
     double scale = 1 / sqrt((double)HS);
     for (size_t i = 0; i < B * NH * T; i++) {
         size_t b = i / T / NH, h = i / T % NH, t = i % T, query = (b * T + t) * S + h * HS;
         size_t first_key = b * T * S + (NH + h / (NH / KV)) * HS;
         size_t at = ((b * T + t) * NH + h) * HS;
+        size_t first = window && t >= window ? t - window + 1 : 0;
         double *row = att + i * T, max = -INFINITY, sum = 0, mean = 0;
-        for (size_t s = 0; s <= t && !dout; s++) {
+        for (size_t s = first; s <= t && !dout; s++) {
             row[s] = 0;
             for (size_t j = 0; j < HS; j++)
                 row[s] += scale * qkv[query + j] * qkv[first_key + s * S + j];
             if (row[s] > max) max = row[s];
         }
-        for (size_t s = 0; s <= t && !dout; s++) sum += row[s] = exp(row[s] - max);
+        for (size_t s = first; s <= t && !dout; s++) sum += row[s] = exp(row[s] - max);
         for (size_t j = 0; j < HS && !dout; j++) out[at + j] = 0;
         for (size_t pass = 0; pass < 2; pass++) {
-            for (size_t s = 0; s <= t; s++) {
+            for (size_t s = first; s <= t; s++) {
                 size_t key = first_key + s * S, value = key + KV * HS;
                 double drow = 0;
                 if (!dout && pass == 0) row[s] /= sum;
@@ -171,23 +191,24 @@ static inline void reference_activation(const Llama *m, double *out, const doubl
 // norm.
 typedef struct {
     double *x;  // [N,C] input of the layer
-    double *ln1, *qkv, *att, *atty,
-        *mid;  // [N,C], [N,S], [B,NH,T,T], [N,C], [N,C] the stream after attention
+    double *ln1, *raw, *qkv;   // [N,C], [N,S] before the norms of q and k, [N,S]
+    double *att, *atty, *mid;  // [B,NH,T,T], [N,A], [N,C] the stream after attention
     double *ln2, *fc, *act;  // [N,C], [N,2F] or [N,F], [N,F]
 } ReferenceBlock;
 
 static inline double *reference_blocks(ReferenceBlock *blocks, const Llama *m,
                                        const GPTConfig *g, size_t B, size_t T) {
-    size_t N = B * T, C = g->C, S = C + 2 * m->KV * (C / g->NH);
-    size_t layer = N * (5 * C + S + g->NH * T + 3 * m->F);
+    size_t N = B * T, C = g->C, A = g->NH * m->HS, S = A + 2 * m->KV * m->HS;
+    size_t layer = N * (4 * C + A + 2 * S + g->NH * T + 3 * m->F);
     double *memory = reference_allocate((g->L + 1) * layer), *p = memory;
     for (size_t l = 0; l <= g->L; l++) {
         ReferenceBlock *x = &blocks[l];
         x->x = reference_take(&p, N * C);
         x->ln1 = reference_take(&p, N * C);
+        x->raw = reference_take(&p, N * S);
         x->qkv = reference_take(&p, N * S);
         x->att = reference_take(&p, N * g->NH * T);
-        x->atty = reference_take(&p, N * C);
+        x->atty = reference_take(&p, N * A);
         x->mid = reference_take(&p, N * C);
         x->ln2 = reference_take(&p, N * C);
         x->fc = reference_take(&p, 2 * N * m->F);
@@ -210,17 +231,22 @@ static inline void reference_llama_find(const Reference *ref, double *buffer, si
 static inline void reference_first_half_forward(const Reference *ref, size_t l,
                                                 ReferenceBlock *x, size_t B, size_t T) {
     const Llama *m = llama_of(&ref->config);
-    size_t N = B * T, C = ref->config.C, NH = ref->config.NH, HS = C / NH;
-    size_t K = m->KV * HS, S = C + 2 * K;
+    size_t N = B * T, C = ref->config.C, NH = ref->config.NH, HS = m->HS;
+    size_t A = NH * HS, K = m->KV * HS, S = A + 2 * K;
     double *w[LLAMA_KINDS];
     reference_llama_find(ref, ref->params, l, w);
     reference_norm_forward(m, x->ln1, x->x, w[LN1W], w[LN1B], N, C);
-    reference_linear_forward(x->qkv, S, x->ln1, w[QKVW], w[QKVB], N, C, C);
-    reference_linear_forward(x->qkv + C, S, x->ln1, w[KW], w[KB], N, C, K);
-    reference_linear_forward(x->qkv + C + K, S, x->ln1, w[VW], w[VB], N, C, K);
+    reference_linear_forward(x->raw, S, x->ln1, w[QKVW], w[QKVB], N, C, A);
+    reference_linear_forward(x->raw + A, S, x->ln1, w[KW], w[KB], N, C, K);
+    reference_linear_forward(x->raw + A + K, S, x->ln1, w[VW], w[VB], N, C, K);
+    memcpy(x->qkv, x->raw, N * S * sizeof(double));
+    if (w[QNORMW]) {
+        reference_head_norm_forward(m, x->qkv, x->raw, w[QNORMW], N, NH, S);
+        reference_head_norm_forward(m, x->qkv + A, x->raw + A, w[KNORMW], N, m->KV, S);
+    }
     reference_rope(m, x->qkv, N, T, NH + m->KV, HS, S, 1);
-    reference_groups(x->atty, x->att, x->qkv, NULL, NULL, B, T, NH, m->KV, HS);
-    reference_linear_forward(x->mid, C, x->atty, w[PROJW], NULL, N, C, C);
+    reference_groups(x->atty, x->att, x->qkv, NULL, NULL, B, T, NH, m->KV, HS, m->window);
+    reference_linear_forward(x->mid, C, x->atty, w[PROJW], NULL, N, A, C);
     for (size_t i = 0; i < N * C; i++) x->mid[i] += x->x[i];
     reference_norm_forward(m, x->ln2, x->mid, w[LN2W], w[LN2B], N, C);
 }
@@ -246,21 +272,30 @@ static inline void reference_first_half_backward(Reference *ref, size_t l,
                                                  const ReferenceBlock *x,
                                                  ReferenceBlock *d, size_t B, size_t T) {
     const Llama *m = llama_of(&ref->config);
-    size_t N = B * T, C = ref->config.C, NH = ref->config.NH, HS = C / NH;
-    size_t K = m->KV * HS, S = C + 2 * K;
+    size_t N = B * T, C = ref->config.C, NH = ref->config.NH, HS = m->HS;
+    size_t A = NH * HS, K = m->KV * HS, S = A + 2 * K;
     double *w[LLAMA_KINDS], *g[LLAMA_KINDS];
     reference_llama_find(ref, ref->params, l, w);
     reference_llama_find(ref, ref->grads, l, g);
     reference_norm_backward(m, d->mid, g[LN2W], g[LN2B], d->ln2, x->mid, w[LN2W], N, C);
     for (size_t i = 0; i < N * C; i++) d->x[i] += d->mid[i];
-    reference_linear_backward(d->atty, g[PROJW], NULL, d->mid, C, x->atty, w[PROJW], N, C,
+    reference_linear_backward(d->atty, g[PROJW], NULL, d->mid, C, x->atty, w[PROJW], N, A,
                               C);
-    reference_groups(NULL, x->att, x->qkv, d->qkv, d->atty, B, T, NH, m->KV, HS);
+    reference_groups(NULL, x->att, x->qkv, d->qkv, d->atty, B, T, NH, m->KV, HS, m->window);
     reference_rope(m, d->qkv, N, T, NH + m->KV, HS, S, -1);
-    reference_linear_backward(d->ln1, g[QKVW], g[QKVB], d->qkv, S, x->ln1, w[QKVW], N, C,
-                              C);
-    reference_linear_backward(d->ln1, g[KW], g[KB], d->qkv + C, S, x->ln1, w[KW], N, C, K);
-    reference_linear_backward(d->ln1, g[VW], g[VB], d->qkv + C + K, S, x->ln1, w[VW], N, C,
+    if (w[QNORMW]) {
+        reference_head_norm_backward(m, d->raw, g[QNORMW], d->qkv, x->raw, w[QNORMW], N, NH,
+                                     S);
+        reference_head_norm_backward(m, d->raw + A, g[KNORMW], d->qkv + A, x->raw + A,
+                                     w[KNORMW], N, m->KV, S);
+    } else
+        memcpy(d->raw, d->qkv, N * S * sizeof(double));
+    for (size_t n = 0; n < N; n++)
+        memcpy(d->raw + n * S + A + K, d->qkv + n * S + A + K, K * sizeof(double));
+    reference_linear_backward(d->ln1, g[QKVW], g[QKVB], d->raw, S, x->ln1, w[QKVW], N, C,
+                              A);
+    reference_linear_backward(d->ln1, g[KW], g[KB], d->raw + A, S, x->ln1, w[KW], N, C, K);
+    reference_linear_backward(d->ln1, g[VW], g[VB], d->raw + A + K, S, x->ln1, w[VW], N, C,
                               K);
     reference_norm_backward(m, d->x, g[LN1W], g[LN1B], d->ln1, x->x, w[LN1W], N, C);
 }

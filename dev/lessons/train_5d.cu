@@ -39,6 +39,7 @@
 #include "llmc/kernels/classifier.cuh"
 #include "llmc/kernels/context.cuh"
 #include "llmc/kernels/encoder.cuh"
+#include "llmc/kernels/head_norm.cuh"
 #include "llmc/kernels/layernorm.cuh"
 #include "llmc/kernels/moe.cuh"
 #include "llmc/kernels/rope.cuh"
@@ -52,6 +53,7 @@
 // The forward pass of a layer keeps these for its backward pass.
 struct LayerActs {
     Layernorm ln1;      // (Nl, C)      with mean and rstd of each row
+    floatX *qk;         // (N, S - K)   Qwen3: q and k before the norms of their heads
     floatX *qkv;        // (N, S)       queries, keys and values; q and k turned by RoPE
     float *lse;         // (B, NHl, T)  log-sum-exp of each query's scores
     floatX *atty;       // (N, A)       output of attention
@@ -85,9 +87,10 @@ struct LinkEnd {
 
 struct GPT : Trainer {
     MoeLlama model;               // what GPTConfig lacks
+    Llama &llama = model.llama;
     Options5D flags;
     size_t HS;                    // channels of a head
-    size_t KVl, S, G;             // see Letters
+    size_t KVl, K, S, G;          // see Letters
     int head;                     // the tensor that is the head: WTE or HEADW
     float *angles;                // (T, HS/2, 2) at most: RoPE's cosines and sines
     float *angles_alone;          // the same of a sequence that is not cut
@@ -151,11 +154,13 @@ struct GPT : Trainer {
 
 // Sets this rank's sizes that GPT-2 does not have.
 static void set_sizes(GPT *m, size_t t) {
-    m->HS = m->A / m->NHl;
-    m->KVl = m->model.llama.KV / t;
-    m->S = m->A + 2 * m->KVl * m->HS;
-    m->G = m->model.llama.type == NEMOTRON ? 1 : 2;
-    m->head = m->model.llama.tied ? (int)WTE : (int)HEADW;
+    m->HS = m->llama.HS;
+    m->A = m->NHl * m->HS;
+    m->KVl = m->llama.KV / t;
+    m->K = m->KVl * m->HS;
+    m->S = m->A + 2 * m->K;
+    m->G = m->llama.type == NEMOTRON ? 1 : 2;
+    m->head = m->llama.tied ? (int)WTE : (int)HEADW;
 }
 
 // The ranks that hold a bucket alike, and this rank's part of it.
@@ -247,6 +252,7 @@ static void layout_acts(GPT *m, Arena *arena, Acts *acts) {
         }
 
         take_layernorm(arena, &a->ln1, Nl, C);
+        take(arena, a->qk, m->llama.type == QWEN3 ? N * (m->S - m->K) : 0);
         take(arena, a->qkv, N * m->S);
         take(arena, a->lse, N * m->NHl);
         take(arena, a->atty, N * A);
@@ -281,8 +287,9 @@ static void first_experts(GPT *m) {
 // that --dry-run prints the bytes that training takes.
 static void layout(GPT *m) {
     size_t N = m->B * m->T, Nl = N / m->sp;
-    size_t C = m->config.C, F = m->F, S = m->S;
-    size_t E = m->moe.E, R = rows_of_mlp(m, m->B), K = m->KVl * m->HS;
+    size_t C = m->config.C, A = m->A, F = m->F, S = m->S;
+    size_t wide = C > A ? C : A;
+    size_t E = m->moe.E, R = rows_of_mlp(m, m->B);
     Arena *arena = trainer_layout(m);
     first_experts(m);
 
@@ -296,12 +303,12 @@ static void layout(GPT *m) {
     // one layer at a time
     take(arena, m->proj, N * C);
     take(arena, m->dresidual, Nl * C);
-    take(arena, m->dnorm, N * C);
+    take(arena, m->dnorm, N * wide);
     take(arena, m->dqkv, N * S);
     take(arena, m->dfch, R * m->G * F);
     take(arena, m->dact, R * F);
     take(arena, m->dattention, N * m->NHl);
-    take(arena, m->scratch, reduce_scratch_floats(N, C, S > E * C ? S : E * C));
+    take(arena, m->scratch, reduce_scratch_floats(N, wide, S > E * C ? S : E * C));
     take(arena, m->angles, m->T * m->HS);
     take(arena, m->angles_alone, m->T * m->HS);
 
@@ -309,7 +316,7 @@ static void layout(GPT *m) {
     take(arena, m->rows, E ? R * C : 0);
     take(arena, m->arrived, E ? R * C : 0);
     take(arena, m->dlogits, N * E);
-    take_ring(arena, &m->ring, context_is_ring(m->cut) ? N : 0, m->A, m->NHl, K);
+    take_ring(arena, &m->ring, context_is_ring(m->cut) ? N : 0, A, m->NHl, m->K);
 
     // The sum of all rows takes the place of the partial one. A rank's rows of it have a
     // buffer of their own.
@@ -416,16 +423,18 @@ static const floatX *g_backward(GPT *m, const floatX *dout) {
     return tensor_gather(m, m->dgathered, dout, m->B * m->T, m->stream);
 }
 
-// Sums gradients over the tensor ranks, as far as they lie in elements [lo, hi): those of
-// norms, as under sequence parallelism each rank has them of its own rows only, and those of
-// routers, as each has seen its summand of the experts' results.
+// Sums gradients of which each tensor rank has a part, as far as they lie in elements
+// [lo, hi): under sequence parallelism those of norms, of its own rows; always those of the
+// norms of q and k, of its own heads, and of routers, by its summand of the experts' results.
 static void reduce_partial(GPT *m, size_t lo, size_t hi) {
     if (m->grid.t == 1) return;
     NCCL_CHECK(ncclGroupStart());
     for (size_t i = 0; i < m->table.count; i++) {
         const Tensor *x = &m->table.tensors[i];
-        bool norm = x->spec->flags & TENSOR_NORM && m->sp > 1;
-        bool partial = norm || x->spec->kind == ROUTER;
+        int kind = x->spec->kind;
+        bool partial = kind == QNORMW || kind == KNORMW || kind == ROUTER;
+        if (m->sp > 1)
+            partial |= x->spec->flags & TENSOR_NORM;
         if (!partial || x->offset < lo || x->offset >= hi) continue;
         float *dx = m->state.grads + x->offset;
         NCCL_CHECK(ncclAllReduce(dx, dx, x->size, ncclFloat, ncclSum, m->tensor, m->stream));
@@ -545,19 +554,19 @@ static void use_bucket(GPT *m, size_t bucket) {
 // A norm of Nl rows of x.
 static void norm_forward(GPT *m, Layernorm ln, const floatX *x, floatX **w, int weight,
                          size_t Nl) {
-    bool rms = m->model.llama.type != NEMOTRON;
+    bool rms = m->llama.type != NEMOTRON;
     auto norm = rms ? layernorm_forward<NORM_RMS> : layernorm_forward<NORM_1P>;
     norm(ln, x, w[weight], w[weight + 1], Nl, m->config.C, m->stream,
-         (float)m->model.llama.epsilon);
+         (float)m->llama.epsilon);
 }
 
 // The same of residual = x + branch.
 static void norm_residual_forward(GPT *m, Layernorm ln, floatX *residual, const floatX *x,
                                   const floatX *branch, floatX **w, int weight, size_t Nl) {
-    bool rms = m->model.llama.type != NEMOTRON;
+    bool rms = m->llama.type != NEMOTRON;
     auto norm = rms ? layernorm_residual_forward<NORM_RMS> : layernorm_residual_forward<NORM_1P>;
     norm(residual, ln, x, branch, NULL, w[weight], w[weight + 1], Nl, m->config.C, m->stream,
-         Dropout(), (float)m->model.llama.epsilon);
+         Dropout(), (float)m->llama.epsilon);
 }
 
 // Turns dout, the gradient of a norm's output, into that of its input x, and adds what went
@@ -565,15 +574,21 @@ static void norm_residual_forward(GPT *m, Layernorm ln, floatX *residual, const 
 static void norm_backward(GPT *m, size_t l, int weight, const floatX *dout, const floatX *x,
                           Layernorm ln, const floatX *add_to, size_t Nl, bool add) {
     float **dw = m->dw[l];
-    bool rms = m->model.llama.type != NEMOTRON;
+    bool rms = m->llama.type != NEMOTRON;
     auto backward = rms ? layernorm_backward<NORM_RMS> : layernorm_backward<NORM_1P>;
     backward(m->dresidual, dw[weight], dw[weight + 1], m->scratch, add_to, dout, x,
              m->w[l][weight], ln, Nl, m->config.C, add, m->stream);
 }
 
+// The norms of the heads of q and k, of layer l.
+static HeadNorm head_norm_of(GPT *m, size_t l, floatX *qkv, floatX *qk, size_t N) {
+    floatX **w = m->w[l];
+    return {qkv, qk, w[QNORMW], w[KNORMW], N, m->NHl, m->KVl, m->HS, (float)m->llama.epsilon};
+}
+
 // Turns q and k in place by the angle of their position; sign -1 turns their gradients back.
 static void turn(GPT *m, floatX *qkv, size_t N, size_t T, float sign) {
-    size_t D = llama_rotary(&m->model.llama, m->HS);
+    size_t D = llama_rotary(&m->llama, m->HS);
     const float *angles = m->cut.c > 1 ? m->angles : m->angles_alone;
     rope(qkv, angles, N, T, m->NHl + m->KVl, m->HS, D, m->S, sign, m->stream);
 }
@@ -603,7 +618,7 @@ static void activation_backward(GPT *m, floatX *dinp, const floatX *dout, const 
 // where their keys went.
 static void ring_pass(GPT *m, size_t step, bool keys, bool gradients) {
     if (!m->sequence || (!keys && !gradients)) return;
-    size_t count = m->B * m->T * 2 * m->KVl * m->HS, c = m->cut.c;
+    size_t count = m->B * m->T * 2 * m->K, c = m->cut.c;
     size_t now = step % 2, later = 1 - now;
     int next = (int)((m->cut.rank + 1) % c);
     int previous = (int)((m->cut.rank + c - 1) % c);
@@ -634,7 +649,7 @@ static void ring_pass(GPT *m, size_t step, bool keys, bool gradients) {
 // all of them once both are weighted by their sums of exponentials, which lse has. Keys of
 // fewer heads than queries are so much less to send.
 static void context_forward(GPT *m, LayerActs *a, size_t B, size_t T) {
-    size_t A = m->A, NHl = m->NHl, KVl = m->KVl, K = KVl * m->HS;
+    size_t A = m->A, NHl = m->NHl, KVl = m->KVl, K = m->K;
     cudaStream_t s = m->stream;
     if (!context_is_ring(m->cut))
         return attention_forward(a->atty, a->lse, a->qkv, B, T, A, NHl, s, Dropout(), KVl);
@@ -655,7 +670,7 @@ static void context_forward(GPT *m, LayerActs *a, size_t B, size_t T) {
 // m->dnorm (N, A), the gradient of a->atty -> m->dqkv (N, S). Backward needs no merging: it
 // has the lse of all keys.
 static void context_backward(GPT *m, LayerActs *a, size_t B, size_t T) {
-    size_t A = m->A, NHl = m->NHl, KVl = m->KVl, K = KVl * m->HS, c = m->cut.c;
+    size_t A = m->A, NHl = m->NHl, KVl = m->KVl, K = m->K, c = m->cut.c;
     cudaStream_t s = m->stream;
     if (!context_is_ring(m->cut))
         return attention_backward(m->dqkv, m->dattention, m->dnorm, a->atty, a->lse, a->qkv,
@@ -797,6 +812,8 @@ static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const flo
     norm_forward(m, a->ln1, x, w, LN1W, Nl);
     const floatX *ln1 = f_forward(m, a->ln1.out, N);
     linear_forward(mm, a->qkv, ln1, w[QKVW], w[QKVB], N, C, m->S);
+    if (w[QNORMW])
+        head_norm_forward(head_norm_of(m, l, a->qkv, a->qk, N), s);
     turn(m, a->qkv, N, T, 1);
     context_forward(m, a, B, T);
     linear_forward(mm, m->proj, a->atty, w[PROJW], NULL, N, A, C);
@@ -869,6 +886,9 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
     linear_backward_weight(mm, dw[PROJW], a->atty, dout, N, A, C, add);
     context_backward(m, a, B, T);
     turn(m, m->dqkv, N, T, -1);
+    if (w[QNORMW])
+        head_norm_backward(head_norm_of(m, l, m->dqkv, a->qk, N), dw[QNORMW], dw[KNORMW],
+                           m->scratch, add, s);
     linear_backward_input(mm, m->dnorm, m->dqkv, w[QKVW], N, C, S);
     f_backward_begin(m);
     linear_backward_weight(mm, dw[QKVW], ln1, m->dqkv, N, C, S, add);
@@ -1111,7 +1131,7 @@ static void connect(GPT *m) {
     event_create(&m->computed);
     event_create(&m->reduced_ready);
     event_create(&m->gathered_ready);
-    if (m->grid.p > 1 && m->model.llama.tied)
+    if (m->grid.p > 1 && m->llama.tied)
         m->embedding = job_split_grid(&m->job, &m->grid, 'e', "embedding");
 
     m->data = job_split_grid(&m->job, &m->grid, 'd', "data");
@@ -1167,14 +1187,14 @@ static bool check_5d(Trainer *trainer, Error *err) {
 // Makes RoPE's tables, of this rank's T positions and of the first T, once the warm-up has
 // left their place.
 static void make_angles(GPT *m) {
-    size_t D = llama_rotary(&m->model.llama, m->HS), bytes = m->T * D * sizeof(float);
+    size_t D = llama_rotary(&m->llama, m->HS), bytes = m->T * D * sizeof(float);
     float *all = NULL;   // (seq, D)
     float *mine = NULL;  // (T, D)
     if (m->opt.simulate) return;  // no data move
 
     host_array(all, m->opt.seq * D);
     host_array(mine, m->T * D);
-    llama_rope_table(&m->model.llama, all, m->opt.seq, D);
+    llama_rope_table(&m->llama, all, m->opt.seq, D);
     for (size_t t = 0; t < m->T; t++)
         memcpy(mine + t * D, all + tokens_position(m->tokens, t) * D, D * sizeof(float));
     CUDA_CHECK(cudaMemcpy(m->angles, mine, bytes, cudaMemcpyHostToDevice));
@@ -1186,8 +1206,7 @@ static void make_angles(GPT *m) {
 int main(int argc, char **argv) {
     static GPT gpt, *m = &gpt;
     moe_llama_make(&m->model);  // It can read a config.json now.
-    FieldTable rows = {ROWS_5D, sizeof ROWS_5D / sizeof ROWS_5D[0], &m->flags};
-    Lesson lesson = {rows, check_5d, &m->model.llama.spec, sizes_5d, tokenizer_open_kind};
+    Lesson lesson = {rows_5d(&m->flags), check_5d, &m->llama.spec, sizes_5d, tokenizer_open_kind};
     unsigned options = OPTIONS_TENSOR | OPTIONS_PIPELINE | OPTIONS_DATA;
     trainer_open(m, argc, argv, options, lesson);  // Bad input ends here.
     shard(m);

@@ -1,11 +1,11 @@
-// train_llama.cu: train_gpt_3d.cu with the blocks of Llama, Qwen2 and Nemotron-4.
+// train_llama.cu: train_gpt_3d.cu with the blocks of Llama, Qwen2 and 3, Mistral and Nemotron-4.
 // parent: train_gpt_3d.cu
 //
 // RMSNorm instead of layernorm (Nemotron: a layernorm whose gain is 1 + w). No position
 // embedding: RoPE turns q and k. Grouped-query attention: KV key/value heads for NH query
 // heads. The MLP is down(silu(gate x) * up x) (Nemotron: down(relu(up x)^2)). No biases
 // (Qwen2: of q, k and v), no dropout. The head is a matrix of its own or the embedding
-// (Touvron et al. 2023).
+// (Touvron et al. 2023). Qwen3 normalises each head of q and k before RoPE.
 //
 // The d replicas share the global batch. A bucket of gradients (wte, each layer,
 // ln_f) is summed over them by a reduce-scatter. ZeRO-1: each data rank then owns 1/d of
@@ -26,17 +26,18 @@
 // pointer. w[QKVW] is a weight of a layer, dw[QKVW] its gradient; k's and v's follow q's
 // without a gap, up's follows gate's (llmc/llama.h).
 //
-// A rank of t has A = C/t channels in NHl = NH/t query heads, KVl = KV/t key/value heads,
-// S = A + 2 KVl HS channels of q, k and v together, F hidden units with G = 2 matrices that
-// make them (1 without a gate), and Vl = Vp/t tokens of the vocabulary, from V0 on. Of the
-// residual stream it has all Nl = N rows, or Nl = N/t where sp = t ranks share them: under
-// sequence parallelism.
+// A rank of t has A = NHl HS channels in NHl = NH/t query heads, KVl = KV/t key/value heads,
+// K = KVl HS channels of k, S = A + 2 K of q, k and v together, F hidden units with G = 2
+// matrices that make them (1 without a gate), and Vl = Vp/t tokens of the vocabulary, from V0
+// on. Of the residual stream it has all Nl = N rows, or Nl = N/t where sp = t ranks share them:
+// under sequence parallelism.
 
 // Trainer: everything but the mathematics: options, memory, data, optimizer, checkpoints
 #include "llmc/trainer/stages.cuh"
 #include "llmc/kernels/attention.cuh"
 #include "llmc/kernels/classifier.cuh"
 #include "llmc/kernels/encoder.cuh"
+#include "llmc/kernels/head_norm.cuh"
 #include "llmc/kernels/layernorm.cuh"
 #include "llmc/kernels/rope.cuh"
 #include "llmc/kernels/swiglu.cuh"
@@ -49,6 +50,7 @@
 // The forward pass of a layer keeps these for its backward pass.
 struct LayerActs {
     Layernorm ln1;      // (Nl, C)      with mean and rstd of each row
+    floatX *qk;         // (N, S - K)   Qwen3: q and k before the norms of their heads
     floatX *qkv;        // (N, S)       queries, keys and values; q and k turned by RoPE
     float *lse;         // (B, NHl, T)  log-sum-exp of each query's scores
     floatX *atty;       // (N, A)       output of attention
@@ -81,7 +83,7 @@ struct GPT : Trainer {
     Llama llama;                  // what GPTConfig lacks
     LlamaOptions flags;
     size_t HS;                    // channels of a head
-    size_t KVl, S, G;             // see Letters
+    size_t KVl, K, S, G;          // see Letters
     int head;                     // the tensor that is the head: WTE or HEADW
     float *angles;                // (T, HS/2, 2) at most: RoPE's cosines and sines
 
@@ -127,9 +129,11 @@ struct GPT : Trainer {
 
 // Sets this rank's sizes that GPT-2 does not have.
 static void set_sizes(GPT *m, size_t t) {
-    m->HS = m->A / m->NHl;
+    m->HS = m->llama.HS;
+    m->A = m->NHl * m->HS;
     m->KVl = m->llama.KV / t;
-    m->S = m->A + 2 * m->KVl * m->HS;
+    m->K = m->KVl * m->HS;
+    m->S = m->A + 2 * m->K;
     m->G = m->llama.type == NEMOTRON ? 1 : 2;
     m->head = m->llama.tied ? (int)WTE : (int)HEADW;
 }
@@ -191,6 +195,7 @@ static void layout_acts(GPT *m, Arena *arena, Acts *acts) {
         }
 
         take_layernorm(arena, &a->ln1, Nl, C);
+        take(arena, a->qk, m->llama.type == QWEN3 ? N * (m->S - m->K) : 0);
         take(arena, a->qkv, N * m->S);
         take(arena, a->lse, N * m->NHl);
         take(arena, a->atty, N * A);
@@ -210,7 +215,8 @@ static void layout_acts(GPT *m, Arena *arena, Acts *acts) {
 // that --dry-run prints the bytes that training takes.
 static void layout(GPT *m) {
     size_t N = m->B * m->T, Nl = N / m->sp;
-    size_t C = m->config.C, F = m->F, S = m->S;
+    size_t C = m->config.C, A = m->A, F = m->F, S = m->S;
+    size_t wide = C > A ? C : A;
     Arena *arena = trainer_layout(m);
 
     // the loss
@@ -223,12 +229,12 @@ static void layout(GPT *m) {
     // one layer at a time
     take(arena, m->proj, N * C);
     take(arena, m->dresidual, Nl * C);
-    take(arena, m->dnorm, N * C);
+    take(arena, m->dnorm, N * wide);
     take(arena, m->dqkv, N * S);
     take(arena, m->dfch, N * m->G * F);
     take(arena, m->dact, N * F);
     take(arena, m->dattention, N * m->NHl);
-    take(arena, m->scratch, reduce_scratch_floats(N, C, S));
+    take(arena, m->scratch, reduce_scratch_floats(N, wide, S));
     take(arena, m->angles, m->T * m->HS);
 
     // The sum of all rows takes the place of the partial one. A rank's rows of it have a
@@ -337,13 +343,16 @@ static const floatX *g_backward(GPT *m, const floatX *dout) {
 }
 
 // Sums the gradients of layernorms over the tensor ranks, as under sequence parallelism
-// each has them of its own rows only, as far as they lie in elements [lo, hi).
+// each has them of its own rows only, as far as they lie in elements [lo, hi). A rank has
+// those of the norms of q and k of its own heads only, so they are always summed.
 static void reduce_layernorms(GPT *m, size_t lo, size_t hi) {
-    if (m->sp == 1) return;
+    if (m->grid.t == 1) return;
     NCCL_CHECK(ncclGroupStart());
     for (size_t i = 0; i < m->table.count; i++) {
         const Tensor *x = &m->table.tensors[i];
-        bool norm = x->spec->flags & TENSOR_NORM;
+        int kind = x->spec->kind;
+        bool of_heads = kind == QNORMW || kind == KNORMW;
+        bool norm = m->sp > 1 ? x->spec->flags & TENSOR_NORM : of_heads;
         if (!norm || x->offset < lo || x->offset >= hi) continue;
         float *dx = m->state.grads + x->offset;
         NCCL_CHECK(ncclAllReduce(dx, dx, x->size, ncclFloat, ncclSum, m->tensor, m->stream));
@@ -490,6 +499,12 @@ static void norm_backward(GPT *m, size_t l, int weight, const floatX *dout, cons
              m->w[l][weight], ln, Nl, m->config.C, add, m->stream);
 }
 
+// The norms of the heads of q and k, of layer l.
+static HeadNorm head_norm_of(GPT *m, size_t l, floatX *qkv, floatX *qk, size_t N) {
+    floatX **w = m->w[l];
+    return {qkv, qk, w[QNORMW], w[KNORMW], N, m->NHl, m->KVl, m->HS, (float)m->llama.epsilon};
+}
+
 // Turns q and k in place by the angle of their position; sign -1 turns their gradients back.
 static void turn(GPT *m, floatX *qkv, size_t N, size_t T, float sign) {
     size_t D = llama_rotary(&m->llama, m->HS);
@@ -527,6 +542,8 @@ static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const flo
     norm_forward(m, a->ln1, x, w, LN1W, Nl);
     const floatX *ln1 = f_forward(m, a->ln1.out, N);
     linear_forward(mm, a->qkv, ln1, w[QKVW], w[QKVB], N, C, m->S);
+    if (w[QNORMW])
+        head_norm_forward(head_norm_of(m, l, a->qkv, a->qk, N), s);
     turn(m, a->qkv, N, T, 1);
     attention_forward(a->atty, a->lse, a->qkv, B, T, A, m->NHl, s, Dropout(), m->KVl);
     linear_forward(mm, m->proj, a->atty, w[PROJW], NULL, N, A, C);
@@ -589,6 +606,9 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
     attention_backward(m->dqkv, m->dattention, m->dnorm, a->atty, a->lse, a->qkv,
                        B, T, A, m->NHl, s, Dropout(), m->KVl);
     turn(m, m->dqkv, N, T, -1);
+    if (w[QNORMW])
+        head_norm_backward(head_norm_of(m, l, m->dqkv, a->qk, N), dw[QNORMW], dw[KNORMW],
+                           m->scratch, add, s);
     linear_backward_input(mm, m->dnorm, m->dqkv, w[QKVW], N, C, S);
     f_backward_begin(m);
     linear_backward_weight(mm, dw[QKVW], ln1, m->dqkv, N, C, S, add);
@@ -840,7 +860,12 @@ static bool check_llama(Trainer *trainer, Error *err) {
     if (m->opt.dropout > 0)
         return error_set(err, "--dropout: these models have none; leave it out");
     bool from_file = m->opt.init || m->opt.resume;
-    return llama_resolve(&m->llama, &m->flags, &m->config, from_file, m->grid.t, err);
+    if (!llama_resolve(&m->llama, &m->flags, &m->config, from_file, m->grid.t, err))
+        return false;
+    size_t window = m->llama.window;
+    return !window || window >= m->opt.seq ||
+           error_set(err, "--seq %zu is longer than the window of %zu keys: shorten it",
+                     m->opt.seq, window);
 }
 
 // Makes RoPE's table, of the T positions that a forward pass sees, once the warm-up has left

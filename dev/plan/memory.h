@@ -54,7 +54,7 @@ static inline Options candidate_options(const Candidate *x, size_t vocabulary) {
 // Makes the model of a size in LLAMA_SIZES, for t tensor ranks. False if train_llama refuses it.
 static inline bool candidate_llama(Llama *m, int size, const GPTConfig *config, size_t t,
                                    Error *err) {
-    LlamaOptions flags = {size, 0, 0};
+    LlamaOptions flags = {size, 0, 0, 0, 0};
     return llama_resolve(m, &flags, config, false, t, err);
 }
 
