@@ -7,7 +7,8 @@
 // the tensors of E/e experts.
 //
 // defines: ROUTER, MoeLlama, moe_llama_make, moe_llama_of, expert_step, table_keep_experts,
-//          Options5D, rows_5d, sizes_5d, moe_llama_resolve
+//          Options5D, rows_5d, experts_print, sizes_5d,
+//          moe_llama_resolve
 #ifndef LLMC_MODEL_5D_H
 #define LLMC_MODEL_5D_H
 
@@ -301,15 +302,32 @@ enum {
     OWN_ROW_COUNT = sizeof ROWS_5D / sizeof ROWS_5D[0]
 };
 
-// Returns train_llama's rows, with more names of --model, and these.
+// Returns train_llama's rows, with more names of --model and another default, and these.
 static inline FieldTable rows_5d(Options5D *flags) {
     static Field rows[LLAMA_ROW_COUNT + OWN_ROW_COUNT];
     FieldTable table = {rows, LLAMA_ROW_COUNT + OWN_ROW_COUNT, flags};
     memcpy(rows, LLAMA_ROWS, sizeof LLAMA_ROWS);
     memcpy(rows + LLAMA_ROW_COUNT, ROWS_5D, sizeof ROWS_5D);
     for (size_t i = 0; i < LLAMA_ROW_COUNT; i++)
-        if (strcmp(rows[i].name, "model") == 0) rows[i].value = NAMES_5D;
+        if (strcmp(rows[i].name, "model") == 0) {
+            rows[i].value = NAMES_5D;
+            rows[i].initial = "mixtral";
+        }
     return table;
+}
+
+// Prints how many places the experts have: the memory and the work of all of them are taken
+// whether tokens come or not.
+static inline void experts_print(const MoeLlama *m, size_t e, size_t slots, size_t T) {
+    if (m->E == 0) return;
+    printf("experts      %zu of a layer, %zu on each of %zu ranks, %zu of a token; %zu places "
+           "in each for %zu tokens of a sequence",
+           m->E, m->E / e, e, m->k, slots, T);
+    if (slots == T)
+        printf(": no token is dropped, %.3g times the work of the chosen\n",
+               (double)m->E / (double)m->k);
+    else
+        printf("\n");
 }
 
 enum { LLAMA_SIZE_COUNT = sizeof LLAMA_SIZES / sizeof LLAMA_SIZES[0] };
@@ -343,7 +361,7 @@ static inline bool moe_llama_resolve(MoeLlama *m, Options5D *flags, const Option
     Context *context = &flags->context;
     size_t E = flags->E ? flags->E : named ? named->E : 0;
     size_t k = flags->k ? flags->k : named ? named->k : 0;
-    if (from_file && ((E && E != m->E) || (k && k != m->k)))
+    if (from_file && ((flags->E && E != m->E) || (flags->k && k != m->k)))
         return error_set(err,
                          "the checkpoint has %zu experts, %zu of a token: leave out the "
                          "flags that contradict it",
@@ -364,9 +382,9 @@ static inline bool moe_llama_resolve(MoeLlama *m, Options5D *flags, const Option
     if (window && window < o->seq)
         return error_set(err, "--seq %zu is longer than the window of %zu keys: shorten it",
                          o->seq, window);
-    if (!m->E && (k || flags->e > 1))
+    if (!m->E && (flags->k || flags->e > 1))
         return error_set(err, "--%s needs --experts: this model has an MLP",
-                         k ? "top-k" : "expert-parallel");
+                         flags->k ? "top-k" : "expert-parallel");
     MoeSpec experts = moe_spec(m->E, m->k);
     experts.e = flags->e;
     if (m->E && !moe_check(&experts, grid->d, o->zero, err)) return false;

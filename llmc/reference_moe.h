@@ -17,13 +17,13 @@ typedef struct {
     double *margin;      // unless NULL, is lowered to the least gap between a token's k-th
                          // logit and its next one
     bool normalised;     // a token's k weights are divided by their sum
-    size_t parts;  // of a sequence, each with places and a balance of its own; 0: one
+    size_t parts;  // of a sequence, each with places of its own; 0: one
 } ReferenceMoe;
 
 // Values that forward keeps for backward. x counts a token's choices: n k + j.
 typedef struct {
     double *probs, *lse;      // [N,E], [N] of the router
-    double *share;            // [B,parts,E] of a part's choices, dropped ones included
+    double *share;            // [B,E] of a sequence's choices, dropped ones included
     double *weight;           // [N,k] of each choice's result
     size_t *choice;           // [N,k] experts
     bool *kept;               // [N,k]
@@ -49,10 +49,10 @@ static inline size_t reference_part(const ReferenceMoe *moe, size_t n, size_t T)
 
 static inline ReferenceRouting reference_routing_create(const ReferenceMoe *moe, size_t B,
                                                         size_t T, size_t C, size_t F) {
-    size_t N = B * T, X = N * moe->k, parts = reference_parts(moe);
+    size_t N = B * T, X = N * moe->k;
     ReferenceRouting r = {
         reference_allocate(N * moe->E),         reference_allocate(N),
-        reference_allocate(B * parts * moe->E), reference_allocate(X),
+        reference_allocate(B * moe->E),         reference_allocate(X),
         (size_t *)host_alloc(X, sizeof(size_t)), (bool *)host_alloc(X, sizeof(bool)),
         reference_allocate(X * F),              reference_allocate(X * F),
         reference_allocate(X * C)};
@@ -110,15 +110,16 @@ static inline void reference_route(const ReferenceMoe *moe, ReferenceRouting *r,
     }
     size_t parts = reference_parts(moe);
     size_t *tokens = (size_t *)host_alloc(B * parts * E, sizeof(size_t));
-    for (size_t x = 0; x < B * T * k; x++)
-        r->kept[x] = tokens[reference_part(moe, x / k, T) * E + r->choice[x]]++ < moe->slots;
-    for (size_t i = 0; i < B * parts * E; i++)
-        r->share[i] = (double)tokens[i] / (double)(T / parts * k);
+    for (size_t x = 0; x < B * T * k; x++) {
+        size_t e = r->choice[x];
+        r->kept[x] = tokens[reference_part(moe, x / k, T) * E + e]++ < moe->slots;
+        r->share[x / k / T * E + e] += 1 / (double)(T * k);
+    }
     free(tokens);
 }
 
-// Returns the sum over tokens of the two losses: of a part of a sequence, E times the sum
-// over experts of share and mean probability; of a token, lse squared.
+// Returns the sum over tokens of the two losses: of a sequence, E times the sum over experts
+// of share and mean probability; of a token, lse squared.
 static inline double reference_route_losses(const ReferenceMoe *moe,
                                             const ReferenceRouting *r, size_t N, size_t T) {
     size_t E = moe->E;
@@ -126,7 +127,7 @@ static inline double reference_route_losses(const ReferenceMoe *moe,
     for (size_t n = 0; n < N; n++) {
         for (size_t e = 0; e < E; e++)
             losses += moe->balance * (double)E *
-                      r->share[reference_part(moe, n, T) * E + e] * r->probs[n * E + e];
+                      r->share[n / T * E + e] * r->probs[n * E + e];
         losses += moe->z * r->lse[n] * r->lse[n];
     }
     return losses;
@@ -139,11 +140,11 @@ static inline void reference_route_backward(const ReferenceMoe *moe, double *din
                                             const ReferenceRouting *r, const double *inp,
                                             const double *router, double scale, size_t n,
                                             size_t T, size_t C) {
-    size_t E = moe->E, k = moe->k, part = reference_part(moe, n, T);
+    size_t E = moe->E, k = moe->k;
     const double *probs = r->probs + n * E;
     double *dprobs = reference_allocate(E), mean = 0, along = 0, chosen = 0;
     for (size_t e = 0; e < E; e++)
-        dprobs[e] = scale * moe->balance * (double)E * r->share[part * E + e];
+        dprobs[e] = scale * moe->balance * (double)E * r->share[n / T * E + e];
     for (size_t j = 0; j < k; j++) {
         along += dweight[j] * r->weight[n * k + j];
         chosen += probs[r->choice[n * k + j]];

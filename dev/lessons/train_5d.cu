@@ -1,36 +1,46 @@
-// train_llama.cu: train_gpt_3d.cu with the blocks of Llama, Qwen2 and Nemotron-4.
-// parent: train_gpt_3d.cu
+// train_5d.cu: train_llama.cu plus context and expert parallelism: five dimensions.
+// parent: dev/lessons/train_llama.cu
 //
-// RMSNorm instead of layernorm (Nemotron: a layernorm whose gain is 1 + w). No position
-// embedding: RoPE turns q and k. Grouped-query attention: KV key/value heads for NH query
-// heads. The MLP is down(silu(gate x) * up x) (Nemotron: down(relu(up x)^2)). No biases
-// (Qwen2: of q, k and v), no dropout. The head is a matrix of its own or the embedding
-// (Touvron et al. 2023).
+// There are t * d * p ranks. Of the d data ranks, c neighbours share each sequence, as in
+// train_context: each has chunks i and 2c-1-i of 2c, and keys and values go round a ring.
+// And e neighbours share out the experts that each layer has in the place of its MLP, as in
+// train_moe. The two cuts know nothing of each other: with c = e = 2 the same two ranks share
+// a sequence and the experts, with c = 2 and e = 4 the experts serve two sequences.
 //
-// The d replicas share the global batch. A bucket of gradients (wte, each layer,
-// ln_f) is summed over them by a reduce-scatter. ZeRO-1: each data rank then owns 1/d of
-// every bucket, whatever tensors that cuts, updates it, and the weights are gathered again
-// while the next forward runs.
+// The hard part of five dimensions is which ranks have summands of a gradient:
 //
-// The layers are dealt to p stages in v chunks each: global chunk c*p + s is chunk c of
-// stage s. A stage runs the list of steps that llmc/pipeline.h gives it; activations go up
-// and gradients down over links.
+//   tensor                  cut over  its gradient is summed over          optimizer, ZeRO-1
+//   q, k, v, o, MLP         t         d                                    1/d each
+//   embedding, head         t         d; if tied, then first + last stage  1/d each
+//   layernorms              -         t under sequence parallelism; d      1/d each
+//   norms of q's, k's heads -         t; d                                 1/d each
+//   router                  -         t; d                                 1/d each
+//   experts                 e, t      the d/e ranks that hold them         e/d each
 //
-// Each layer is shared by t ranks. Weights are [out, in]: q, k, v, gate and up are split by
-// rows, each by itself; o and down by columns; embedding and head by rows of the vocabulary.
-// Operators f and g stand where the paper draws them. Under sequence parallelism layernorms
-// and residuals are cut by rows.
+// Pipeline stages hold layers of their own, so none of these sums crosses them but the tied
+// embedding's. c is in no row of its own: ranks of one sequence hold the same weights and
+// have other tokens, as any two data ranks do.
 //
-// Letters: B micro-batch (sequences), T sequence length, N = B*T tokens, C channels,
-// L layers, NH heads, V vocabulary, Vp the same padded to 128. A shape stands behind every
-// pointer. w[QKVW] is a weight of a layer, dw[QKVW] its gradient; k's and v's follow q's
-// without a gap, up's follows gate's (llmc/llama.h).
+// The blocks are train_llama's, or those of Mixtral (Jiang et al. 2024) and Qwen3-MoE: a
+// router's softmax over E experts, of which each token meets the k most probable. Their
+// results are weighted by these probabilities, or by each one's share of the k. Experts stand
+// between f and g as an MLP does: a tensor rank has 1/t of the hidden units of each, so it
+// routes all N rows and makes a summand of the results. --capacity 0 drops no token: an
+// expert has T places for a rank's T tokens of a sequence.
 //
-// A rank of t has A = C/t channels in NHl = NH/t query heads, KVl = KV/t key/value heads,
-// S = A + 2 KVl HS channels of q, k and v together, F hidden units with G = 2 matrices that
-// make them (1 without a gate), and Vl = Vp/t tokens of the vocabulary, from V0 on. Of the
-// residual stream it has all Nl = N rows, or Nl = N/t where sp = t ranks share them: under
-// sequence parallelism.
+// Letters: B micro-batch (sequences), T tokens of a sequence on this rank, N = B*T, C
+// channels, L layers, NH heads, V vocabulary, Vp the same padded to 128. A shape stands behind
+// every pointer. w[QKVW] is a weight of a layer, dw[QKVW] its gradient; k's and v's follow
+// q's without a gap, up's follows gate's (llmc/llama.h). w[FCW] and w[FCPROJW] are those of
+// the first expert that this rank holds (llmc/model_5d.h).
+//
+// A rank of t has A = NHl HS channels in NHl = NH/t query heads, KVl = KV/t key/value heads,
+// K = KVl HS channels of k, S = A + 2 K of q, k and v together, F hidden units with G = 2
+// matrices that make them (1 without a gate), and Vl = Vp/t tokens of the vocabulary, from V0
+// on. Of the residual stream it has all Nl = N rows, or Nl = N/t where sp = t ranks share them:
+// under sequence parallelism. R = N rows meet an MLP; of experts, R = E B slots are those of
+// this rank's tokens in all E, which are also those of all e ranks in its El = E/e; Re = R/El
+// in each.
 
 // Trainer: everything but the mathematics: options, memory, data, optimizer, checkpoints
 #include "llmc/trainer/stages.cuh"
@@ -98,6 +108,7 @@ struct GPT : Trainer {
     // Context parallelism: c of the data ranks share each sequence.
     Context cut;                  // of the tokens at hand: a sample of text is not cut
     ncclComm_t sequence;          // these ranks; NULL: not connected yet
+    ncclComm_t counting;          // the same, for sums
     cudaStream_t ring_stream;
     cudaEvent_t ring_computed;    // what the ring sends has been read and written
     cudaEvent_t arrived_keys;     // and what it brings is there
@@ -724,6 +735,15 @@ static void exchange(GPT *m, floatX *out, const floatX *in, size_t B, bool back)
     trainer_group_end(m);
 }
 
+// Counts the choices (B, E) of whole sequences, by which their losses for balance go.
+static void count_tokens(GPT *m, float *tokens, size_t B) {
+    if (m->cut.c == 1) return;
+    size_t count = B * m->moe.E;
+    Span span(m, m->stream, "all-reduce");
+    NCCL_CHECK(ncclAllReduce(tokens, tokens, count, ncclFloat, ncclSum, m->counting,
+                             m->stream));
+}
+
 // x (N, C) -> a->expert_out (R, C). Experts stand between f and g, as an MLP does: each
 // tensor rank has all N rows, routes them alike, and makes its summand of the results.
 static void experts_forward(GPT *m, size_t l, LayerActs *a, const floatX *x, size_t B,
@@ -737,6 +757,7 @@ static void experts_forward(GPT *m, size_t l, LayerActs *a, const floatX *x, siz
 
     // A token goes to the k experts of which its router thinks most.
     moe_route(a->routing, x, w[ROUTER], m->moe, B, T, C, s);
+    count_tokens(m, a->routing.tokens, B);
     moe_gather(m->rows, x, a->routing, m->moe, B, C, false, s);
     exchange(m, a->expert_in, m->rows, B, false);
 
@@ -1146,6 +1167,9 @@ static void connect(GPT *m) {
     if (m->moe.E)
         m->alike = job_split_data(&m->job, &m->grid, e_rank, d / m->e, m->e, "expert data",
                                   false);
+    size_t c = m->cut.c, first = m->grid.d_rank - m->cut.rank;
+    if (c > 1)
+        m->counting = job_split_data(&m->job, &m->grid, first, c, 1, "context sums", true);
     m->ring_stream = stream_create(m, "context", true);
     event_create(&m->ring_computed);
     event_create(&m->arrived_keys);
@@ -1153,7 +1177,6 @@ static void connect(GPT *m) {
     forward_alone(m, m->T);  // loads the attention of a sequence that is not cut
     connect_links(m);
 
-    size_t c = m->cut.c, first = m->grid.d_rank - m->cut.rank;
     if (c > 1)
         m->sequence = trainer_connect_data(m, first, c, 1, "context");
     if (m->moe.E)
@@ -1175,11 +1198,12 @@ static bool check_5d(Trainer *trainer, Error *err) {
     m->tokens = context_tokens(m->cut);
 
     // Tensor ranks make summands of a router's gradient: one of them adds its two losses'.
+    // The balance is that of a sequence, by 1/c of its tokens.
     size_t E = m->model.E, k = m->model.k, T = m->opt.seq / m->cut.c;
     size_t slots = o->capacity > 0 ? moe_capacity(o->capacity, T, k, E) : T;
     double losses = m->grid.t_rank == 0;
-    m->moe = {E, k, slots, (float)(losses * o->balance), (float)(losses * o->z),
-              m->model.normalised};
+    float balance = (float)(losses * o->balance / (double)m->cut.c);
+    m->moe = {E, k, slots, balance, (float)(losses * o->z), m->model.normalised};
     m->e = o->e;
     return true;
 }
@@ -1209,6 +1233,7 @@ int main(int argc, char **argv) {
     Lesson lesson = {rows_5d(&m->flags), check_5d, &m->llama.spec, sizes_5d, tokenizer_open_kind};
     unsigned options = OPTIONS_TENSOR | OPTIONS_PIPELINE | OPTIONS_DATA;
     trainer_open(m, argc, argv, options, lesson);  // Bad input ends here.
+    experts_print(&m->model, m->e, m->moe.slots, m->T);
     shard(m);
     trainer_allocate(m, layout);
     connect(m);

@@ -29,8 +29,8 @@ static const Kind KINDS[] = {
     {"mixtral", LLAMA, false, E, K, 0, 0.1, 0.01, true, 0},
     {"mixtral, some tokens dropped", LLAMA, true, E, K, 0.75, 0.1, 0.01, true, 0},
     {"qwen2", QWEN2, true, 0, 0, 0, 0, 0, false, 0},
-    {"qwen3-moe", QWEN3, false, E, K, 0, 0.1, 0.01, true, 6},
-    {"qwen3-moe, weights not normalised", QWEN3, false, E, 3, 0.9, 0.1, 0.01, false, 6},
+    {"qwen3-moe", QWEN3, false, E, K, 0, 0.1, 0.01, true, 16},
+    {"qwen3-moe, weights not normalised", QWEN3, false, E, 3, 0.9, 0.1, 0.01, false, 16},
 };
 
 // The model under test, as reference_train calls it.
@@ -251,11 +251,151 @@ static void group_layouts(TestContext *x) {
     free(tokens);
 }
 
+// ---- group bits ------------------------------------------------------------------------
+
+static const Row ALL_FIVE = {QWEN3_MOE, 2, 2, 2, 2, 2, 1, "--sequence-parallel 1", 0};
+
+// All five dimensions: the same bits, whatever order independent streams run in.
+static void group_bits(TestContext *x) {
+    static const struct {
+        const char *flags, *env;
+    } others[] = {{"", "CPU_STREAM_ORDER=random:1"},
+                  {"--overlap 0 --recompute layer", "CPU_STREAM_ORDER=random:2"}};
+    char flags[ARG_BYTES];
+    MoeLlama m;
+    Layout layout = {"train_5d", 8, ""};
+    if (layout.ranks > max_ranks(x)) return;
+    int *tokens = write_tokens(32);
+    Reference ref = write_model_of(&KINDS[ALL_FIVE.kind], &m);
+    training_of(flags, &TRAINING, &ALL_FIVE);
+    remove_tree("base");
+    bool ok = runs(x, &layout, "", "%s --log log --out base", flags);
+    Log base = read_log("log");
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        remove_tree("other"), remove("log");
+        const char *env = on_gpu(x) ? "" : others[i].env;
+        ok = ok && runs(x, &layout, env, "%s --log log --out other %s", flags, others[i].flags);
+        Log log = read_log("log");
+        check(&x->check,
+              ok && same_log(&log, &base) &&
+                  same_checkpoint("base/step-00000002", "other/step-00000002"),
+              "five dimensions: the same bits with %s %s", others[i].flags, others[i].env);
+    }
+    free(tokens);
+    reference_free(&ref);
+}
+
+// ---- group checkpoints -----------------------------------------------------------------
+
+// A checkpoint of all five dimensions goes on in others, and comes out as one rank's would.
+static void group_checkpoints(TestContext *x) {
+    static const Row places[] = {{QWEN3_MOE, 1, 4, 1, 4, 2, 1, "", 0},
+                                 {QWEN3_MOE, 1, 1, 1, 1, 1, 2, "", 0}};
+    char flags[ARG_BYTES], again[ARG_BYTES];
+    MoeLlama m;
+    Layout layout = {"train_5d", 8, ""};
+    if (layout.ranks > max_ranks(x)) return;
+    int *tokens = write_tokens(33);
+    Reference ref = write_model_of(&KINDS[ALL_FIVE.kind], &m);
+    double *want = allocate(ref.table.total * sizeof(double));
+    double *got = allocate(ref.table.total * sizeof(double));
+    training_of(flags, &TRAINING, &ALL_FIVE);
+    remove_tree("out");
+    bool ok = runs(x, &layout, "", "%s --save-every 1 --keep 0 --out out", flags);
+    ok = ok && read_tensors("out/step-00000002/model.safetensors", "", &ref.table, want);
+    for (size_t i = 0; i < 2; i++) {
+        const Row *row = &places[i];
+        Layout other = {"train_5d", row->t * row->d * row->p, ""};
+        training_of(again, &TRAINING, row);
+        remove_tree("again");
+        const char *behind = strchr(again + 7, ' ');  // behind "--init model"
+        bool resumed = ok && runs(x, &other, "", "--resume out/step-00000001 --out again%s",
+                                  behind);
+        resumed = resumed && read_tensors("again/step-00000002/model.safetensors", "",
+                                          &ref.table, got);
+        Errors e = compare_tensors(&ref.table, got, want);
+        check(&x->check, resumed && e.worst < (x->bf16 ? 2e-2 : 2e-6),
+              "a checkpoint of t, d, p, c, e 2 goes on at d %d, c %d, e %d: %.1e (%s)", row->d,
+              row->c, row->e, e.worst, e.name);
+    }
+    free(want), free(got), free(tokens);
+    reference_free(&ref);
+}
+
+// ---- group uses: --eval, samples -------------------------------------------------------
+
+static void group_uses(TestContext *x) {
+    static const Row places[] = {{QWEN3_MOE, 1, 1, 1, 1, 1, 2, "", 0},
+                                 {QWEN3_MOE, 1, 2, 2, 2, 2, 2, "", 0}};
+    char flags[ARG_BYTES], *text = NULL;
+    MoeLlama m;
+    int *tokens = write_tokens(34);
+    Reference ref = write_model_of(&KINDS[QWEN3_MOE], &m);
+    double losses[2] = {0, 1};
+    bool ok = true, same = true;
+    if (max_ranks(x) < 4) return;
+    write_letters("letters.json");
+    for (size_t i = 0; i < 2; i++) {
+        const Row *row = &places[i];
+        Layout layout = {"train_5d", row->t * row->d * row->p, ""};
+        training_of(flags, &TRAINING, row);
+        Outcome o = run(x->build, &layout, PLAIN,
+                        "%s --val-data shard.bin --val-every 2 --val-batches 2 "
+                        "--sample-every 2 --sample-tokens 12 --prompt abc "
+                        "--tokenizer letters.json",
+                        flags);
+        const char *sample = strstr(o.out, "sample: abc");
+        const char *loss = strstr(o.out, "validation loss ");
+        ok = ok && o.code == 0 && sample && loss && sscanf(loss + 16, "%lf", &losses[i]) == 1;
+        if (sample && !text) text = strdup(sample);
+        same = same && sample && (x->bf16 || strncmp(sample, text, strcspn(text, "\n")) == 0);
+        if (!sample || !loss || !same) printf("     %.600s%.600s\n", o.out, o.err);
+        outcome_free(&o);
+    }
+    check(&x->check, ok && same && relative(losses[1], losses[0]) < 1e-3,
+          "1 and 4 ranks print the same sample and validation loss: %.6f and %.6f", losses[0],
+          losses[1]);
+    free(text), free(tokens);
+    reference_free(&ref);
+}
+
+// ---- group refusals --------------------------------------------------------------------
+
+static const struct {
+    const char *flags, *says;
+    int ranks;
+} BAD_FLAGS[] = {
+    {"--model mixtral --context 2 --data 3", "--context 2 does not divide the 3 data ranks", 3},
+    {"--model mixtral --context 2 --data 2 --seq 18", "--seq 18 is not a multiple of 4", 2},
+    {"--model mixtral --expert-parallel 3 --data 3", "does not divide --experts 8", 3},
+    {"--model mixtral --expert-parallel 2", "does not divide the 1 data rank", 1},
+    {"--model mixtral --expert-parallel 2 --data 2 --zero 0", "needs --zero 1", 2},
+    {"--model mixtral --top-k 9", "--top-k 9 is more than --experts 8", 1},
+    {"--model llama --expert-parallel 2 --data 2", "--expert-parallel needs --experts", 2},
+    {"--model qwen2 --experts 4", "--experts needs --model mixtral or qwen3-moe", 1},
+    {"--model mixtral --dropout 0.1", "--dropout", 1},
+    {"--model mistral --window 16", "longer than the window of 16", 1},
+};
+
+static void group_refusals(TestContext *x) {
+    for (size_t i = 0; i < sizeof BAD_FLAGS / sizeof *BAD_FLAGS; i++) {
+        char flags[300];
+        Layout layout = {"train_5d", BAD_FLAGS[i].ranks, ""};
+        snprintf(flags, sizeof flags, "--seq 32 --dry-run --global-batch 12 --micro-batch 1 %s",
+                 BAD_FLAGS[i].flags);
+        check_refusal(x, &layout, BAD_FLAGS[i].flags, PLAIN, flags, 2, BAD_FLAGS[i].says);
+    }
+}
+
 // ---- main ------------------------------------------------------------------------------
 
 static const Group GROUPS[] = {
     {"reference", group_reference},  // the reference itself, no trainer
     {"layouts", group_layouts},      // layouts against the reference
+    {"bits", group_bits},            // bits that no order of streams may change
+    {"checkpoints", group_checkpoints},  // resumed at another layout
+    {"uses", group_uses},                // validation and samples
+    {"refusals", group_refusals},        // bad input
 };
 
 int main(int argc, char **argv) {

@@ -45,7 +45,7 @@ typedef struct {
         *place;  // (N, k) row of the token's copy among those of the experts, or MOE_NONE
     size_t
         *source;  // (E, B, slots) the copy in a place, as an element of choice, or MOE_NONE
-    size_t *tokens;  // (B, E) tokens that chose an expert, dropped ones included
+    float *tokens;   // (B, E) tokens that chose an expert, dropped ones included
     float *mass;     // (B, E) the sum of its probabilities
 } Routing;
 
@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(ROW_THREADS, 1)
     for (size_t i = all + lane; i < moe.slots; i += ROW_LANES) source[i] = MOE_NONE;
     mass = row_sum(mass);
     if (lane == 0) {
-        r.tokens[pair] = all;
+        r.tokens[pair] = (float)all;
         r.mass[pair] = mass;
     }
 }
@@ -271,7 +271,7 @@ __global__ void __launch_bounds__(ROW_THREADS, 1)
     for (size_t i = n * moe.k; i < (n + 1) * moe.k; i++) chosen += p[r.choice[i]];
     if (!moe.normalised) chosen = 1.0f;
     for (size_t e = 0; e < E && lane == 0; e++) {
-        float share = (float)r.tokens[n / T * E + e] / (float)(T * moe.k);
+        float share = r.tokens[n / T * E + e] / (float)(T * moe.k);
         d[e] = moe.balance * (float)E * share * dloss;
     }
     for (size_t i = n * moe.k; i < (n + 1) * moe.k; i++) {
