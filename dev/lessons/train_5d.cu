@@ -737,7 +737,7 @@ static void exchange(GPT *m, floatX *out, const floatX *in, size_t B, bool back)
 
 // Counts the choices (B, E) of whole sequences, by which their losses for balance go.
 static void count_tokens(GPT *m, float *tokens, size_t B) {
-    if (m->cut.c == 1) return;
+    if (!context_is_ring(m->cut)) return;
     size_t count = B * m->moe.E;
     Span span(m, m->stream, "all-reduce");
     NCCL_CHECK(ncclAllReduce(tokens, tokens, count, ncclFloat, ncclSum, m->counting,
