@@ -350,10 +350,9 @@ static inline bool llama_check_sizes(const GPTConfig *g, const Llama *m, Error *
     return true;
 }
 
-// Reads config.json into *config and the Llama behind its spec.
-static inline bool llama_read(const char *path, GPTConfig *config, Error *err) {
-    cJSON *root = json_read(path, 1 << 20, err);
-    if (!root) return false;
+// Reads config.json's object into *config and the Llama behind its spec.
+static inline bool llama_read_root(const cJSON *root, const char *path, GPTConfig *config,
+                                   Error *err) {
     Llama *m = (Llama *)(void *)config->spec;
     GPTConfig g = *config;
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, "model_type");
@@ -398,12 +397,18 @@ static inline bool llama_read(const char *path, GPTConfig *config, Error *err) {
     Error why;
     if (ok && !llama_check_sizes(&g, m, &why))
         ok = error_set(err, "%s: %.900s", path, why.text);
-    cJSON_Delete(root);
     if (!ok) return false;
     llama_make(m);
     g.Vp = padded_vocabulary(g.V);
     *config = g;
     return true;
+}
+
+static inline bool llama_read(const char *path, GPTConfig *config, Error *err) {
+    cJSON *root = json_read(path, 1 << 20, err);
+    bool ok = root && llama_read_root(root, path, config, err);
+    cJSON_Delete(root);
+    return ok;
 }
 
 // Prints a number as Python writes a float, so that it stays one: with the fewest digits
@@ -544,11 +549,11 @@ static inline bool llama_sizes(Options *o, const void *flags, Error *err) {
     return options_take_model(o, &named, false, err);
 }
 
-// Fills in *m: as the flags have it, or from_file, as it was read; the flags must then
-// agree. Checks the sizes, for t tensor ranks.
-static inline bool llama_resolve(Llama *m, const LlamaOptions *flags, const GPTConfig *g,
-                                 bool from_file, size_t t, Error *err) {
-    const LlamaSize *s = &LLAMA_SIZES[flags->model];
+// Fills in *m: as the flags and a name's sizes have it, or from_file, as it was read; the
+// flags must then agree. Checks the sizes, for t tensor ranks.
+static inline bool llama_resolve_size(Llama *m, const LlamaSize *s,
+                                      const LlamaOptions *flags, const GPTConfig *g,
+                                      bool from_file, size_t t, Error *err) {
     size_t KV = flags->KV ? flags->KV : s->KV, F = flags->F ? flags->F : s->F;
     size_t HS = flags->HS ? flags->HS : s->HS;
     size_t window = flags->window ? flags->window : s->window;
@@ -590,6 +595,12 @@ static inline bool llama_resolve(Llama *m, const LlamaOptions *flags, const GPTC
             err, "--tensor %zu does not divide the %zu hidden units: take a size that does",
             t, m->F);
     return true;
+}
+
+static inline bool llama_resolve(Llama *m, const LlamaOptions *flags, const GPTConfig *g,
+                                 bool from_file, size_t t, Error *err) {
+    const LlamaSize *s = &LLAMA_SIZES[flags->model];
+    return llama_resolve_size(m, s, flags, g, from_file, t, err);
 }
 
 #endif

@@ -228,13 +228,12 @@ static inline void reference_llama_find(const Reference *ref, double *buffer, si
     }
 }
 
-static inline void reference_block_forward(const Reference *ref, size_t l,
-                                           ReferenceBlock *x, double *out, size_t B,
-                                           size_t T) {
+// The first half of a layer, up to the norm before the MLP.
+static inline void reference_first_half_forward(const Reference *ref, size_t l,
+                                                ReferenceBlock *x, size_t B, size_t T) {
     const Llama *m = llama_of(&ref->config);
     size_t N = B * T, C = ref->config.C, NH = ref->config.NH, HS = m->HS;
-    size_t A = NH * HS, K = m->KV * HS, S = A + 2 * K, F = m->F;
-    size_t G = m->type == NEMOTRON ? 1 : 2;
+    size_t A = NH * HS, K = m->KV * HS, S = A + 2 * K;
     double *w[LLAMA_KINDS];
     reference_llama_find(ref, ref->params, l, w);
     reference_norm_forward(m, x->ln1, x->x, w[LN1W], w[LN1B], N, C);
@@ -252,6 +251,17 @@ static inline void reference_block_forward(const Reference *ref, size_t l,
     reference_linear_forward(x->mid, C, x->atty, w[PROJW], NULL, N, A, C);
     for (size_t i = 0; i < N * C; i++) x->mid[i] += x->x[i];
     reference_norm_forward(m, x->ln2, x->mid, w[LN2W], w[LN2B], N, C);
+}
+
+static inline void reference_block_forward(const Reference *ref, size_t l,
+                                           ReferenceBlock *x, double *out, size_t B,
+                                           size_t T) {
+    const Llama *m = llama_of(&ref->config);
+    size_t N = B * T, C = ref->config.C, F = m->F;
+    size_t G = m->type == NEMOTRON ? 1 : 2;
+    double *w[LLAMA_KINDS];
+    reference_llama_find(ref, ref->params, l, w);
+    reference_first_half_forward(ref, l, x, B, T);
     reference_linear_forward(x->fc, G * F, x->ln2, w[FCW], NULL, N, C, F);
     if (G == 2) reference_linear_forward(x->fc + F, G * F, x->ln2, w[UPW], NULL, N, C, F);
     reference_activation(m, x->act, x->fc, NULL, NULL, N);
@@ -259,25 +269,16 @@ static inline void reference_block_forward(const Reference *ref, size_t l,
     for (size_t i = 0; i < N * C; i++) out[i] += x->mid[i];
 }
 
-// dout [N,C] is the gradient that arrives; d->x gets what leaves. d is zero before.
-static inline void reference_block_backward(Reference *ref, size_t l,
-                                            const ReferenceBlock *x, ReferenceBlock *d,
-                                            const double *dout, size_t B, size_t T) {
+// The first half, backward: from d->mid, what goes past the MLP, and d->ln2.
+static inline void reference_first_half_backward(Reference *ref, size_t l,
+                                                 const ReferenceBlock *x,
+                                                 ReferenceBlock *d, size_t B, size_t T) {
     const Llama *m = llama_of(&ref->config);
     size_t N = B * T, C = ref->config.C, NH = ref->config.NH, HS = m->HS;
-    size_t A = NH * HS, K = m->KV * HS, S = A + 2 * K, F = m->F;
-    size_t G = m->type == NEMOTRON ? 1 : 2;
+    size_t A = NH * HS, K = m->KV * HS, S = A + 2 * K;
     double *w[LLAMA_KINDS], *g[LLAMA_KINDS];
     reference_llama_find(ref, ref->params, l, w);
     reference_llama_find(ref, ref->grads, l, g);
-    for (size_t i = 0; i < N * C; i++) d->mid[i] += dout[i];
-    reference_linear_backward(d->act, g[FCPROJW], NULL, dout, C, x->act, w[FCPROJW], N, F,
-                              C);
-    reference_activation(m, NULL, x->fc, d->fc, d->act, N);
-    reference_linear_backward(d->ln2, g[FCW], NULL, d->fc, G * F, x->ln2, w[FCW], N, C, F);
-    if (G == 2)
-        reference_linear_backward(d->ln2, g[UPW], NULL, d->fc + F, G * F, x->ln2, w[UPW], N,
-                                  C, F);
     reference_norm_backward(m, d->mid, g[LN2W], g[LN2B], d->ln2, x->mid, w[LN2W], N, C);
     for (size_t i = 0; i < N * C; i++) d->x[i] += d->mid[i];
     reference_linear_backward(d->atty, g[PROJW], NULL, d->mid, C, x->atty, w[PROJW], N, A,
@@ -300,6 +301,27 @@ static inline void reference_block_backward(Reference *ref, size_t l,
     reference_linear_backward(d->ln1, g[VW], g[VB], d->raw + A + K, S, x->ln1, w[VW], N, C,
                               K);
     reference_norm_backward(m, d->x, g[LN1W], g[LN1B], d->ln1, x->x, w[LN1W], N, C);
+}
+
+// dout [N,C] is the gradient that arrives; d->x gets what leaves. d is zero before.
+static inline void reference_block_backward(Reference *ref, size_t l,
+                                            const ReferenceBlock *x, ReferenceBlock *d,
+                                            const double *dout, size_t B, size_t T) {
+    const Llama *m = llama_of(&ref->config);
+    size_t N = B * T, C = ref->config.C, F = m->F;
+    size_t G = m->type == NEMOTRON ? 1 : 2;
+    double *w[LLAMA_KINDS], *g[LLAMA_KINDS];
+    reference_llama_find(ref, ref->params, l, w);
+    reference_llama_find(ref, ref->grads, l, g);
+    for (size_t i = 0; i < N * C; i++) d->mid[i] += dout[i];
+    reference_linear_backward(d->act, g[FCPROJW], NULL, dout, C, x->act, w[FCPROJW], N, F,
+                              C);
+    reference_activation(m, NULL, x->fc, d->fc, d->act, N);
+    reference_linear_backward(d->ln2, g[FCW], NULL, d->fc, G * F, x->ln2, w[FCW], N, C, F);
+    if (G == 2)
+        reference_linear_backward(d->ln2, g[UPW], NULL, d->fc + F, G * F, x->ln2, w[UPW], N,
+                                  C, F);
+    reference_first_half_backward(ref, l, x, d, B, T);
 }
 
 // Returns the sum of the losses of tokens -> targets (each [B,T]), and adds the gradient of

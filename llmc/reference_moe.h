@@ -16,12 +16,15 @@ typedef struct {
     double balance, z;   // coefficients of the two losses
     double *margin;      // unless NULL, is lowered to the least gap between a token's k-th
                          // logit and its next one
+    bool normalised;     // a token's k weights are divided by their sum
+    size_t parts;  // of a sequence, each with places of its own; 0: one
 } ReferenceMoe;
 
 // Values that forward keeps for backward. x counts a token's choices: n k + j.
 typedef struct {
     double *probs, *lse;      // [N,E], [N] of the router
     double *share;            // [B,E] of a sequence's choices, dropped ones included
+    double *weight;           // [N,k] of each choice's result
     size_t *choice;           // [N,k] experts
     bool *kept;               // [N,k]
     double *fc, *gelu, *out;  // [N,k,F], [N,k,F], [N,k,C] of each kept choice
@@ -32,14 +35,27 @@ typedef struct {
     double *router, *fcw, *fcb, *projw, *projb;
 } ReferenceExperts;
 
+static inline size_t reference_parts(const ReferenceMoe *moe) {
+    return moe->parts ? moe->parts : 1;
+}
+
+// Returns the number of a token's sequence and part: the i-th has chunks i and 2 parts-1-i
+// of 2 parts.
+static inline size_t reference_part(const ReferenceMoe *moe, size_t n, size_t T) {
+    size_t parts = reference_parts(moe), chunk = n % T / (T / parts / 2);
+    if (parts == 1) return n / T;
+    return n / T * parts + (chunk < parts ? chunk : 2 * parts - 1 - chunk);
+}
+
 static inline ReferenceRouting reference_routing_create(const ReferenceMoe *moe, size_t B,
                                                         size_t T, size_t C, size_t F) {
     size_t N = B * T, X = N * moe->k;
     ReferenceRouting r = {
-        reference_allocate(N * moe->E),      reference_allocate(N),
-        reference_allocate(B * moe->E),      (size_t *)host_alloc(X, sizeof(size_t)),
-        (bool *)host_alloc(X, sizeof(bool)), reference_allocate(X * F),
-        reference_allocate(X * F),           reference_allocate(X * C)};
+        reference_allocate(N * moe->E),         reference_allocate(N),
+        reference_allocate(B * moe->E),         reference_allocate(X),
+        (size_t *)host_alloc(X, sizeof(size_t)), (bool *)host_alloc(X, sizeof(bool)),
+        reference_allocate(X * F),              reference_allocate(X * F),
+        reference_allocate(X * C)};
     return r;
 }
 
@@ -47,6 +63,7 @@ static inline void reference_routing_free(ReferenceRouting *r) {
     free(r->probs);
     free(r->lse);
     free(r->share);
+    free(r->weight);
     free(r->choice);
     free(r->kept);
     free(r->fc);
@@ -86,30 +103,77 @@ static inline void reference_route(const ReferenceMoe *moe, ReferenceRouting *r,
         for (size_t e = 0; e < E; e++) sum += row[e] = exp(row[e] - max);
         for (size_t e = 0; e < E; e++) row[e] /= sum;
         r->lse[n] = max + log(sum);
+        double chosen = 0;
+        for (size_t j = 0; j < k; j++) chosen += row[r->choice[n * k + j]];
+        for (size_t j = 0; j < k; j++)
+            r->weight[n * k + j] = row[r->choice[n * k + j]] / (moe->normalised ? chosen : 1);
     }
-    for (size_t b = 0; b < B; b++) {
-        size_t *tokens = (size_t *)host_alloc(E, sizeof(size_t));
-        for (size_t x = b * T * k; x < (b + 1) * T * k; x++)
-            r->kept[x] = tokens[r->choice[x]]++ < moe->slots;
-        for (size_t e = 0; e < E; e++)
-            r->share[b * E + e] = (double)tokens[e] / (double)(T * k);
-        free(tokens);
+    size_t parts = reference_parts(moe);
+    size_t *tokens = (size_t *)host_alloc(B * parts * E, sizeof(size_t));
+    for (size_t x = 0; x < B * T * k; x++) {
+        size_t e = r->choice[x];
+        r->kept[x] = tokens[reference_part(moe, x / k, T) * E + e]++ < moe->slots;
+        r->share[x / k / T * E + e] += 1 / (double)(T * k);
     }
+    free(tokens);
 }
 
-// out [N,C] = for each token the sum of its experts, times their probabilities. Returns the
-// sum over tokens of the two losses: of a sequence, E times the sum over experts of share
-// and mean probability; of a token, lse squared.
+// Returns the sum over tokens of the two losses: of a sequence, E times the sum over experts
+// of share and mean probability; of a token, lse squared.
+static inline double reference_route_losses(const ReferenceMoe *moe,
+                                            const ReferenceRouting *r, size_t N, size_t T) {
+    size_t E = moe->E;
+    double losses = 0;
+    for (size_t n = 0; n < N; n++) {
+        for (size_t e = 0; e < E; e++)
+            losses += moe->balance * (double)E *
+                      r->share[n / T * E + e] * r->probs[n * E + e];
+        losses += moe->z * r->lse[n] * r->lse[n];
+    }
+    return losses;
+}
+
+// Adds token n's gradients of the router and of its input [C], from dweight [k], those of
+// its weights, and from the two losses, whose gradient is scale.
+static inline void reference_route_backward(const ReferenceMoe *moe, double *dinp,
+                                            double *drouter, const double *dweight,
+                                            const ReferenceRouting *r, const double *inp,
+                                            const double *router, double scale, size_t n,
+                                            size_t T, size_t C) {
+    size_t E = moe->E, k = moe->k;
+    const double *probs = r->probs + n * E;
+    double *dprobs = reference_allocate(E), mean = 0, along = 0, chosen = 0;
+    for (size_t e = 0; e < E; e++)
+        dprobs[e] = scale * moe->balance * (double)E * r->share[n / T * E + e];
+    for (size_t j = 0; j < k; j++) {
+        along += dweight[j] * r->weight[n * k + j];
+        chosen += probs[r->choice[n * k + j]];
+    }
+    for (size_t j = 0; j < k; j++)
+        dprobs[r->choice[n * k + j]] +=
+            moe->normalised ? (dweight[j] - along) / chosen : dweight[j];
+    for (size_t e = 0; e < E; e++) mean += probs[e] * dprobs[e];
+    for (size_t e = 0; e < E; e++) {
+        double dlogit = probs[e] * (dprobs[e] - mean + scale * moe->z * 2 * r->lse[n]);
+        for (size_t c = 0; c < C; c++) {
+            drouter[e * C + c] += dlogit * inp[c];
+            dinp[c] += dlogit * router[e * C + c];
+        }
+    }
+    free(dprobs);
+}
+
+// out [N,C] = for each token the sum of its experts, times their weights. Returns the sum of
+// the two losses.
 static inline double reference_moe_forward(const ReferenceMoe *moe, double *out,
                                            ReferenceRouting *r, const double *inp,
                                            ReferenceExperts w, size_t B, size_t T, size_t C,
                                            size_t F) {
-    size_t E = moe->E, k = moe->k;
-    double losses = 0;
+    size_t k = moe->k;
     reference_route(moe, r, inp, w.router, B, T, C);
     for (size_t x = 0; x < B * T * k; x++) {
         size_t n = x / k, e = r->choice[x];
-        double *y = r->out + x * C, p = r->probs[n * E + e];
+        double *y = r->out + x * C, p = r->weight[x];
         for (size_t c = 0; c < C && x % k == 0; c++) out[n * C + c] = 0;
         if (!r->kept[x]) continue;
         reference_matmul_forward(r->fc + x * F, inp + n * C, w.fcw + e * C * F,
@@ -119,13 +183,7 @@ static inline double reference_moe_forward(const ReferenceMoe *moe, double *out,
                                  1, F, C);
         for (size_t c = 0; c < C; c++) out[n * C + c] += p * y[c];
     }
-    for (size_t n = 0; n < B * T; n++) {
-        for (size_t e = 0; e < E; e++)
-            losses += moe->balance * (double)E * r->share[n / T * E + e] *
-                      r->probs[n * E + e];
-        losses += moe->z * r->lse[n] * r->lse[n];
-    }
-    return losses;
+    return reference_route_losses(moe, r, B * T, T);
 }
 
 // dout [N,C] is the gradient of out; scale is that of the losses which
@@ -135,19 +193,17 @@ static inline void reference_moe_backward(const ReferenceMoe *moe, double *dinp,
                                           const ReferenceRouting *r, const double *inp,
                                           ReferenceExperts w, double scale, size_t B,
                                           size_t T, size_t C, size_t F) {
-    size_t E = moe->E, k = moe->k;
-    double *dprobs = reference_allocate(E), *dy = reference_allocate(C);
+    size_t k = moe->k;
+    double *dweight = reference_allocate(k), *dy = reference_allocate(C);
     double *row = reference_allocate(2 * F);
     for (size_t n = 0; n < B * T; n++) {
-        double mean = 0;  // what the softmax's gradient subtracts
-        for (size_t e = 0; e < E; e++)
-            dprobs[e] = scale * moe->balance * (double)E * r->share[n / T * E + e];
         for (size_t x = n * k; x < (n + 1) * k; x++) {
             size_t e = r->choice[x];
+            dweight[x % k] = 0;
             if (!r->kept[x]) continue;
             for (size_t c = 0; c < C; c++) {
-                dprobs[e] += dout[n * C + c] * r->out[x * C + c];
-                dy[c] = r->probs[n * E + e] * dout[n * C + c];
+                dweight[x % k] += dout[n * C + c] * r->out[x * C + c];
+                dy[c] = r->weight[x] * dout[n * C + c];
             }
             memset(row, 0, 2 * F * sizeof(double));
             double *dgelu = row, *dfc = row + F;
@@ -157,17 +213,10 @@ static inline void reference_moe_backward(const ReferenceMoe *moe, double *dinp,
             reference_matmul_backward(dinp + n * C, dw.fcw + e * C * F, dw.fcb + e * F, dfc,
                                       inp + n * C, w.fcw + e * C * F, 1, C, F);
         }
-        for (size_t e = 0; e < E; e++) mean += r->probs[n * E + e] * dprobs[e];
-        for (size_t e = 0; e < E; e++) {
-            double dlogit = r->probs[n * E + e] *
-                            (dprobs[e] - mean + scale * moe->z * 2 * r->lse[n]);
-            for (size_t c = 0; c < C; c++) {
-                dw.router[e * C + c] += dlogit * inp[n * C + c];
-                dinp[n * C + c] += dlogit * w.router[e * C + c];
-            }
-        }
+        reference_route_backward(moe, dinp + n * C, dw.router, dweight, r, inp + n * C,
+                                 w.router, scale, n, T, C);
     }
-    free(dprobs);
+    free(dweight);
     free(dy);
     free(row);
 }

@@ -56,7 +56,8 @@ static Problem problem_make(Moe moe, size_t B, size_t T, size_t C) {
     p.moe = moe, p.B = B, p.T = T, p.N = N, p.C = C, p.rows = moe_rows(moe, B);
     p.r.probs = test_floats(N * E), p.r.lse = test_floats(N), p.r.mass = test_floats(B * E);
     p.r.choice = test_array<size_t>(X), p.r.place = test_array<size_t>(X);
-    p.r.source = test_array<size_t>(p.rows), p.r.tokens = test_array<size_t>(B * E);
+    p.r.source = test_array<size_t>(p.rows), p.r.tokens = test_floats(B * E);
+    p.r.weight = test_floats(X);
     p.gathered = test_floatX(p.rows * C), p.out = test_floatX(N * C);
     p.dlogits = test_floats(N * E), p.dweight = test_floats(E * C);
     p.scratch = test_floats(bias_backward_scratch(N, E * C));
@@ -77,7 +78,8 @@ static bool check_problem(Moe moe, size_t B, size_t T, size_t C, bool ties,
     p.x = to_device_floatX(x, N * C), p.weight = to_device_floatX(w, E * C);
     p.y = to_device_floatX(y, p.rows * C), p.dout = to_device_floatX(d, N * C);
 
-    ReferenceMoe reference = {E, k, moe.slots, (double)moe.balance, (double)moe.z, NULL};
+    ReferenceMoe reference = {E, k, moe.slots, (double)moe.balance, (double)moe.z, NULL,
+                              false, 0};
     ReferenceRouting want = reference_routing_create(&reference, B, T, 1, 1);
     double *dx = test_doubles(N * C), *dw = test_doubles(E * C), *dlogits = test_doubles(N * E);
     double *rows = test_doubles(p.rows * C), *out = widened(x, N * C);
@@ -86,8 +88,8 @@ static bool check_problem(Moe moe, size_t B, size_t T, size_t C, bool ties,
 
     MOE[ROUTE].run(&p, 0);
     size_t *choice = to_host(p.r.choice, X, lab.stream), *place = to_host(p.r.place, X, lab.stream);
-    size_t *source = to_host(p.r.source, p.rows, lab.stream),
-           *tokens = to_host(p.r.tokens, B * E, lab.stream);
+    size_t *source = to_host(p.r.source, p.rows, lab.stream);
+    float *tokens = to_host(p.r.tokens, B * E, lab.stream);
     float *mass = to_host(p.r.mass, B * E, lab.stream);
     bool ok = memcmp(choice, want.choice, X * sizeof(size_t)) == 0;
     size_t *used = (size_t *)test_memory(B * E * sizeof(size_t));

@@ -871,7 +871,8 @@ table_files() {
     echo '| file | lines | tokens | its diff | lines of it |'
     echo '|---|--:|--:|---|--:|'
     for file in train_gpt.cu train_gpt_{tp,pp,3d}.cu \
-        dev/lessons/train_{data,fsdp,context,moe,llama,zero_bubble,muon,v,offload,documents}.cu; do
+        dev/lessons/train_{data,fsdp,context,moe,llama,zero_bubble,muon,v,offload,documents}.cu \
+        dev/lessons/train_5d.cu; do
         parent=$(sed -n '2s,^// parent: ,,p' "$file")
         [[ $file == train_gpt_*.cu ]] && parent=${PARENTS[$file]}
         changes=

@@ -5,7 +5,7 @@
 # needs: fp32/train_gpt fp32/train_gpt_tp fp32/train_gpt_pp fp32/train_gpt_3d tools/byte_corpus
 # needs: fp32/train_context fp32/train_data fp32/train_fsdp fp32/train_llama fp32/train_moe
 # needs: fp32/train_zero_bubble fp32/train_muon fp32/train_v fp32/train_offload
-# needs: fp32/train_documents
+# needs: fp32/train_documents fp32/train_5d
 . "$(dirname "$0")/report.sh"
 export OMP_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=SSE41
 build/tools/byte_corpus "$dir/train.bin" "$dir/val.bin" README.md >/dev/null || exit 1

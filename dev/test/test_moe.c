@@ -30,7 +30,7 @@ typedef struct {
 static ReferenceMoe reference_of(const Case *c, size_t seq) {
     double slots = ceil(c->capacity * (double)seq * (double)c->k / (double)c->experts);
     ReferenceMoe moe = {c->experts, c->k, slots < (double)seq ? (size_t)slots : seq,
-                        c->balance, c->z, NULL};
+                        c->balance, c->z, NULL, false, 0};
     return moe;
 }
 

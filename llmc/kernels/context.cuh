@@ -74,39 +74,46 @@ static inline void heads_join(floatX *joined, const floatX *apart, size_t N, siz
 
 // ---- the ring (Liu et al. 2023; Li et al. 2023) ----------------------------------------
 
-// A step of the ring: B sequences of which each rank has T rows, A channels in NH heads.
+// A step of the ring: B sequences of which each rank has T rows, A channels in NH heads, of
+// which K in KV heads are keys.
 typedef struct {
     size_t step;
     TokenPair pair;
-    size_t B, T, A, NH, whole;  // whole: tokens of a sequence
+    size_t B, T, A, NH, KV, K, whole;  // whole: tokens of a sequence
     Tokens mine, others;  // positions of this rank's rows, and of those of the keys at hand
 } RingStep;
 
-// In step s a rank has its own queries, and the keys of the rank that is s before it.
+// In step s a rank has its own queries, and the keys of the rank that is s before it. KV: 0
+// for as many heads of keys as of queries.
 static inline RingStep ring_step(Context part, size_t step, size_t B, size_t T, size_t A,
-                                 size_t NH) {
+                                 size_t NH, size_t KV = 0) {
+    if (KV == 0) KV = NH;
     Context other = part;
     other.rank = (part.rank + part.c - step) % part.c;
     TokenPair pair = token_pair(T, part.rank, other.rank, part.zigzag);
-    return {step, pair, B, T, A, NH, part.T, context_tokens(part), context_tokens(other)};
+    return {step, pair, B, T, A, NH, KV, KV * (A / NH), part.T, context_tokens(part),
+            context_tokens(other)};
 }
 
 typedef struct {
-    floatX *kv[2];           // (B, T, 2, A) keys and values at hand, and those that arrive
-    float *dkv[2];           // (B, T, 2, A) their gradients by the ranks before
+    floatX *kv[2];           // (B, T, 2, K) keys and values at hand, and those that arrive
+    float *dkv[2];           // (B, T, 2, K) their gradients by the ranks before
     float *sum;              // (B, T, A) outputs by the keys so far; in backward dq
     float *part, *part_lse;  // (B, T, A) and (B, NH, T) by the keys at hand
-    float *part_dkv;         // (B, T, 2, A) gradients of the keys at hand by this rank
+    float *part_dkv;         // (B, T, 2, K) gradients of the keys at hand by this rank
 } Ring;
 
-static inline void take_ring(Arena *arena, Ring *r, size_t N, size_t A, size_t NH) {
+// K: channels of the keys, 0 for A.
+static inline void take_ring(Arena *arena, Ring *r, size_t N, size_t A, size_t NH,
+                             size_t K = 0) {
+    if (K == 0) K = A;
     take(arena, r->sum, N * A);
     take(arena, r->part, N * A);
     take(arena, r->part_lse, N * NH);
-    take(arena, r->part_dkv, 2 * N * A);
+    take(arena, r->part_dkv, 2 * N * K);
     for (int i = 0; i < 2; i++) {
-        take(arena, r->kv[i], 2 * N * A);
-        take(arena, r->dkv[i], 2 * N * A);
+        take(arena, r->kv[i], 2 * N * K);
+        take(arena, r->dkv[i], 2 * N * K);
     }
 }
 
@@ -142,10 +149,11 @@ static inline AttentionPair attention_of_pair(const Ring &r, const RingStep &s,
                                               const floatX *qkv) {
     const TokenPair &pair = s.pair;
     AttentionPair a = {};
-    (Attention &)a = attention_of(qkv + pair.q * 3 * s.A, s.B, pair.Tq, s.A, s.NH);
-    a.k = r.kv[s.step % 2] + pair.k * 2 * s.A;
-    a.v = a.k + s.A;
-    a.k_stride = 2 * s.A;
+    size_t S = s.A + 2 * s.K;
+    (Attention &)a = attention_of(qkv + pair.q * S, s.B, pair.Tq, s.A, s.NH, s.KV);
+    a.k = r.kv[s.step % 2] + pair.k * 2 * s.K;
+    a.v = a.k + s.K;
+    a.k_stride = 2 * s.K;
     a.Tk = pair.Tk;
     a.rows = s.T;
     a.full = pair.full;
@@ -157,7 +165,7 @@ static inline AttentionPair attention_of_pair(const Ring &r, const RingStep &s,
     return a;
 }
 
-// Describes the outputs of qkv[B, T, 3, A]'s queries by the keys at hand alone, in fp32, and
+// Describes the outputs of qkv[B, T, A + 2K]'s queries by the keys at hand alone, in fp32, and
 // their lse[B, NH, T]: into the sum in step 0, then into a part that attention_merge adds
 // to it.
 static inline AttentionPair pair_forward_of(const Ring &r, float *lse, const floatX *qkv,
@@ -190,8 +198,8 @@ static inline AttentionPair pair_backward_of(const Ring &r, float *dot, const fl
     a.dout = dout + s.pair.q * s.A;
     a.dot = dot + s.pair.q;
     a.dq = (s.step ? r.part : r.sum) + s.pair.q * s.A;
-    a.dk = (s.step ? r.part_dkv : r.dkv[0]) + s.pair.k * 2 * s.A;
-    a.dv = a.dk + s.A;
+    a.dk = (s.step ? r.part_dkv : r.dkv[0]) + s.pair.k * 2 * s.K;
+    a.dv = a.dk + s.K;
     return a;
 }
 
@@ -269,8 +277,8 @@ static inline void columns_move(To *to, size_t to_stride, const From *from,
 static inline void ring_add(const Ring &r, const RingStep &s, cudaStream_t stream) {
     if (s.step == 0) return;
     columns_move<true>(r.sum, s.A, r.part, s.A, s.B, s.T, s.pair.q, s.pair.Tq, s.A, stream);
-    columns_move<true>(r.dkv[s.step % 2], 2 * s.A, r.part_dkv, 2 * s.A, s.B, s.T, s.pair.k,
-                       s.pair.Tk, 2 * s.A, stream);
+    columns_move<true>(r.dkv[s.step % 2], 2 * s.K, r.part_dkv, 2 * s.K, s.B, s.T, s.pair.k,
+                       s.pair.Tk, 2 * s.K, stream);
 }
 
 #endif

@@ -3,7 +3,8 @@
 //
 // Each token goes to the k of E experts of which its router thinks most; its result is the
 // sum of theirs, each times its probability (Switch Transformer, Fedus et al. 2021, with k
-// experts instead of one). An expert has `slots` places for a sequence, given to tokens in
+// experts instead of one), or the probability's share of the k (normalised: Mixtral, Jiang
+// et al. 2024). An expert has `slots` places for a sequence, given to tokens in
 // their order: so no token depends on later ones, and who is dropped depends neither on
 // other sequences nor on the layout. A dropped choice adds nothing: the residual stream
 // carries the token on.
@@ -28,21 +29,23 @@
 
 static constexpr size_t MOE_NONE = SIZE_MAX;  // no place for a token, no token in a place
 
-typedef struct {
+struct Moe {
     size_t E, k, slots;  // experts, experts of a token, places of a sequence in an expert
     float balance, z;    // coefficients of the two losses
-} Moe;
+    bool normalised = false;  // a token's k weights are divided by their sum
+};
 
 // Where the tokens of one layer and micro-batch go.
 typedef struct {
     float *probs;    // (N, E) of the router
     float *lse;      // (N) log-sum-exp of its logits
     size_t *choice;  // (N, k) experts, the most probable first
+    float *weight;   // (N, k) their probabilities, or these divided by their sum
     size_t
         *place;  // (N, k) row of the token's copy among those of the experts, or MOE_NONE
     size_t
         *source;  // (E, B, slots) the copy in a place, as an element of choice, or MOE_NONE
-    size_t *tokens;  // (B, E) tokens that chose an expert, dropped ones included
+    float *tokens;   // (B, E) tokens that chose an expert, dropped ones included
     float *mass;     // (B, E) the sum of its probabilities
 } Routing;
 
@@ -64,6 +67,7 @@ static inline void take_routing(Arena *arena, Routing *r, const Moe &moe, size_t
     take(arena, r->probs, N * moe.E);
     take(arena, r->lse, N);
     take(arena, r->choice, N * moe.k);
+    take(arena, r->weight, N * moe.k);
     take(arena, r->place, N * moe.k);
     take(arena, r->source, moe_rows(moe, B));
     take(arena, r->tokens, B * moe.E);
@@ -74,7 +78,7 @@ static inline void take_routing(Arena *arena, Routing *r, const Moe &moe, size_t
 template <int W>
 __global__ void __launch_bounds__(ROW_THREADS, 1)
     moe_router_kernel(Routing r, const floatX *x, const floatX *weight, size_t N, size_t C,
-                      size_t E, size_t k) {
+                      size_t E, size_t k, bool normalised) {
     size_t n = block_row();
     if (n >= N) return;
     Share s = row_share(C / W);
@@ -103,6 +107,9 @@ __global__ void __launch_bounds__(ROW_THREADS, 1)
     for (size_t e = 0; e < E; e++) sum += row[e] = exponential(row[e] - max);
     for (size_t e = 0; e < E; e++) row[e] /= sum;
     r.lse[n] = max + logf(sum);
+    float *mine = r.weight + n * k, chosen = 0.0f;
+    for (size_t j = 0; j < k; j++) chosen += mine[j] = row[r.choice[n * k + j]];
+    for (size_t j = 0; j < k && normalised; j++) mine[j] /= chosen;
 }
 
 // A warp per sequence and expert, whose lanes take a piece of the sequence each: they
@@ -133,7 +140,7 @@ __global__ void __launch_bounds__(ROW_THREADS, 1)
     for (size_t i = all + lane; i < moe.slots; i += ROW_LANES) source[i] = MOE_NONE;
     mass = row_sum(mass);
     if (lane == 0) {
-        r.tokens[pair] = all;
+        r.tokens[pair] = (float)all;
         r.mass[pair] = mass;
     }
 }
@@ -146,7 +153,7 @@ static inline void moe_route(const Routing &r, const floatX *x, const floatX *we
     kernel_cost(KERNEL_ELEMENTWISE, N * C, sizeof(floatX), 2.0 * (double)moe.E);
     by_packs(C, [&](auto W) {
         LAUNCH(moe_router_kernel<W>, row_blocks(N), ROW_THREADS, stream)
-        (r, x, weight, N, C, moe.E, moe.k);
+        (r, x, weight, N, C, moe.E, moe.k, moe.normalised);
     });
     kernel_cost(KERNEL_ELEMENTWISE, N * moe.E,
                 (double)(moe.k * sizeof(size_t) + sizeof(float)), 1);
@@ -162,7 +169,7 @@ __global__ void __launch_bounds__(ROW_THREADS, 1)
     if (row >= count) return;
     size_t i = r.source[row];
     bool empty = i == MOE_NONE;
-    float factor = weighted && !empty ? r.probs[i / moe.k * moe.E + r.choice[i]] : 1.0f;
+    float factor = weighted && !empty ? r.weight[i] : 1.0f;
     Share s = row_share(C / W);
     for (size_t c = s.begin; c < s.end; c += s.step) {
         float a[W] = {0.0f};
@@ -198,19 +205,20 @@ __global__ void __launch_bounds__(ROW_THREADS, 1)
         float sum[W] = {0.0f}, a[W];
         for (size_t i = n * moe.k; i < (n + 1) * moe.k; i++) {
             if (r.place[i] == MOE_NONE) continue;
-            float factor = r.probs[n * moe.E + r.choice[i]];
+            float factor = r.weight[i];
             load_floats<W>(a, rows + r.place[i] * C + c * W);
             for (int j = 0; j < W; j++) sum[j] += factor * a[j];
         }
         if (drop.threshold) dropout_mask<W>(sum, drop, n, c * W, C);
-        load_floats<W>(a, residual + n * C + c * W);
+        for (int j = 0; j < W; j++) a[j] = 0.0f;
+        if (residual) load_floats<W>(a, residual + n * C + c * W);
         for (int j = 0; j < W; j++) a[j] += sum[j];
         store_floats<W>(out + n * C + c * W, a);
     }
 }
 
 // out (N, C) = residual + mask * the sum of each token's experts, as their rows have them,
-// times their probabilities.
+// times their weights. residual NULL: none.
 static inline void moe_combine(floatX *out, const floatX *residual, const floatX *rows,
                                const Routing &r, const Moe &moe, size_t N, size_t C,
                                cudaStream_t stream, Dropout drop) {
@@ -259,8 +267,11 @@ __global__ void __launch_bounds__(ROW_THREADS, 1)
     Share s = row_share(C / W);
     const float *p = r.probs + n * E;
     float *d = dlogits + n * E, mean = 0.0f;  // first of the probabilities
+    float along = 0.0f, chosen = 0.0f;
+    for (size_t i = n * moe.k; i < (n + 1) * moe.k; i++) chosen += p[r.choice[i]];
+    if (!moe.normalised) chosen = 1.0f;
     for (size_t e = 0; e < E && lane == 0; e++) {
-        float share = (float)r.tokens[n / T * E + e] / (float)(T * moe.k);
+        float share = r.tokens[n / T * E + e] / (float)(T * moe.k);
         d[e] = moe.balance * (float)E * share * dloss;
     }
     for (size_t i = n * moe.k; i < (n + 1) * moe.k; i++) {
@@ -272,9 +283,13 @@ __global__ void __launch_bounds__(ROW_THREADS, 1)
             for (int j = 0; j < W; j++) sums[j] += a[j] * b[j];
         }
         float sum = row_sum(sum_of<W>(sums));
-        if (lane == 0) d[r.choice[i]] += sum;
+        if (lane == 0) d[r.choice[i]] += sum / chosen;
+        along += r.weight[i] * sum;
     }
     if (lane != 0) return;
+    // A weight that is a share of the sum over the chosen falls as another's grows.
+    for (size_t i = n * moe.k; i < (n + 1) * moe.k && moe.normalised; i++)
+        d[r.choice[i]] -= along / chosen;
     for (size_t e = 0; e < E; e++) mean += p[e] * d[e];
     for (size_t e = 0; e < E; e++)
         d[e] = p[e] * (d[e] - mean + 2.0f * moe.z * r.lse[n] * dloss);

@@ -176,7 +176,9 @@ static inline bool replicas_check(const Trainer *m, Error *err) {
     memset(hashes, 0xff, count * sizeof(uint64_t));  // not held
     for (size_t i = 0; i < m->table.count; i++) {
         const Tensor *x = &m->table.tensors[i];
-        const floatX *weights = m->w[x->held][x->spec->kind];
+        int kind = x->spec->kind;  // several experts may have it, and w has the first
+        const floatX *weights = m->w[x->held][kind] + x->offset -
+                                table_find(&m->table, kind, x->held)->offset;
         size_t bytes = x->size * sizeof(floatX);
         unsigned char *host = (unsigned char *)host_alloc(bytes, 1);
         CUDA_CHECK(cudaMemcpy(host, weights, bytes, cudaMemcpyDeviceToHost));

@@ -8,15 +8,16 @@
 
 #include "llmc/trainer/ranks.cuh"
 
-// Splits the data ranks: this rank's group has `count` of them, the first and every step-th
-// after it.
+// Splits the data ranks of this rank's tensor and pipeline coordinates: its group has
+// `count` of them, the first and every step-th after it.
 static inline ncclComm_t job_split_data(Job *job, const Grid *grid, size_t first,
                                         size_t count, size_t step, const char *purpose,
                                         bool waited) {
     int *ranks = (int *)host_alloc(count, sizeof(int));
     for (size_t i = 0; i < count; i++)
-        ranks[i] = grid_rank_at(grid, 0, first + i * step, 0);
-    ncclComm_t comm = job_split(job, ranks, count, purpose, 0, grid->d / count, waited);
+        ranks[i] = grid_rank_at(grid, grid->t_rank, first + i * step, grid->p_rank);
+    ncclComm_t comm = job_split(job, ranks, count, purpose, 0, grid->world / count,
+                                waited);
     free(ranks);
     return comm;
 }
