@@ -31,6 +31,7 @@ key() {
         model) echo model_type ;;
         kv-heads) echo num_key_value_heads ;;
         hidden) echo intermediate_size ;;
+        window) echo sliding_window ;;
         experts) echo num_local_experts ;;
         top-k) echo num_experts_per_tok ;;
         train-data) echo data ;;
@@ -51,9 +52,10 @@ has() { [[ " ${*:2} " == *" $1 "* ]]; }  # has WORD WORDS...
 model="--train-data $dir/train.bin --layers 2 --heads 2 --channels 32 --seq 32 --global-batch 8"
 all=
 for source in train_gpt*.cu dev/lessons/train_*.cu; do
-    trainer=$(basename "$source" .cu) missing=
+    trainer=$(basename "$source" .cu) missing= kind=
+    [ "$trainer" = train_llama ] && kind='--model mistral'  # which has all of its flags
     # shellcheck disable=SC2086
-    "$build/$trainer" $model --steps 0 --out "$dir/$trainer" >"$dir/out" 2>"$dir/err"
+    "$build/$trainer" $model $kind --steps 0 --out "$dir/$trainer" >"$dir/out" 2>"$dir/err"
     report $? "$trainer saves a checkpoint"
     # shellcheck disable=SC2046
     saved=$(echo $(keys "$dir/$trainer/step-00000000"))

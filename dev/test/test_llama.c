@@ -233,7 +233,7 @@ static const Model SHAPES[] = {
     {"T beyond a tile, six heads a group", QWEN2, false, 1, 24, 6, 1, 20, 97, 70, 1, 2, 1, 0, 0, 0},
     {"wide heads", LLAMA, false, 1, 288, 2, 1, 64, 50, 33, 2, 2, 1, 8, 0, 0},
     {"packs", NEMOTRON, true, 2, 128, 4, 2, 64, 64, 32, 2, 4, 0.5, 0, 0, 0},
-    {"heads wider than C / NH", QWEN3, false, 2, 18, 3, 1, 25, 33, 7, 1, 3, 1, 0, 10, 0},
+    {"heads wider than C / NH", QWEN3, false, 2, 18, 3, 1, 25, 33, 11, 1, 3, 1, 0, 10, 0},
     {"a window, T beyond a tile", MISTRAL, false, 1, 24, 6, 1, 20, 97, 70, 1, 2, 1, 0, 0, 9},
     {"a window of two keys", MISTRAL, false, 1, 16, 2, 2, 20, 50, 6, 2, 2, 1, 0, 0, 2},
     {"a window as long as T", MISTRAL, true, 1, 16, 2, 1, 20, 50, 8, 2, 2, 1, 0, 0, 8},
