@@ -42,8 +42,9 @@ static inline size_t reference_parts(const ReferenceMoe *moe) {
 // Returns the number of a token's sequence and part: the i-th has chunks i and 2 parts-1-i
 // of 2 parts.
 static inline size_t reference_part(const ReferenceMoe *moe, size_t n, size_t T) {
-    size_t parts = reference_parts(moe), chunk = n % T / (T / parts / 2);
+    size_t parts = reference_parts(moe);
     if (parts == 1) return n / T;
+    size_t chunk = n % T / (T / parts / 2);
     return n / T * parts + (chunk < parts ? chunk : 2 * parts - 1 - chunk);
 }
 
