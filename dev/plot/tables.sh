@@ -21,7 +21,8 @@ quick=(tensor_bytes tensor_memory tensor_ratio schedule_memory pipeline_bytes da
         documents_agree documents_clock
        puzzles cases)
 slow=(layouts main errors no_wait one_stream zero no_add swapped_sums expert_balance post_ln
-      parallel_block bubbles_paper plan_table1 plan_clock plan_fsdp scale_trainers cpu_speed)
+      parallel_block bubbles_paper plan_table1 plan_clock plan_fsdp scale_trainers cpu_speed
+      v_models)
 
 mode=${1:-check} build=${2:-build/cpu-fp32}
 shift $(($# < 2 ? $# : 2))
@@ -751,12 +752,48 @@ gpt3-175b dgx-a100 1024 512
 ROWS
 }
 
+# Published layouts under every schedule, on the trainers' clock: seconds of a step, and GiB of the
+# largest stage.
+table_v_models() {
+    local name gpus t p v batch b sizes schedule flags trainer
+    local schedules='1f1b interleaved zb-h1 zb-v v-half dualpipe-v'
+    echo "| model | t, d, p | m | ${schedules// / | } |"
+    echo '|---|---|--:|---|---|---|---|---|---|'
+    while read -r name gpus t p v batch b sizes; do
+        printf '| %s | %s, %s, %s | %s |' "$name" "$t" $((gpus / t / p)) "$p" \
+            $((batch * t * p / gpus / b))
+        for schedule in $schedules; do
+            trainer=train_gpt_3d flags="--schedule $schedule"
+            case $schedule in
+                interleaved) flags="--virtual $v" ;;
+                zb-h1) trainer=train_zero_bubble ;;
+                *v*) trainer=train_v ;;
+            esac
+            # shellcheck disable=SC2086
+            "${build/fp32/bf16}/$trainer" $dgx --ranks "$gpus" --steps 2 $sizes --tensor "$t" \
+                --pipeline "$p" --data $((gpus / t / p)) --global-batch "$batch" \
+                --micro-batch "$b" --sequence-parallel $((t > 1)) --recompute gelu $flags \
+                2>/dev/null |
+                awk '$1 ~ /^[0-9]+$/ && NF == 12 && $12 > most { most = $12 }
+                     /^step [0-9.]+ s / { step = $2 }
+                     END { printf " %.2f (%.0f) |", step, most }'
+        done
+        echo
+    done <<'ROWS'
+6.2B 8 1 8 4 72 3 --layers 32 --heads 32 --channels 4096 --vocab 32000 --seq 1024
+145B 1536 8 8 2 2304 2 --model ptdp-145b
+175B 64 8 8 3 64 1 --model gpt3-175b
+310B 1920 8 16 2 2160 1 --model ptdp-310b
+530B 280 8 35 3 280 1 --model ptdp-530b
+ROWS
+}
+
 # The published layouts of PTD-P's Table 1, and the planner's best ones with the features of
 # Megatron in 2021.
 table_plan_table1() {
     local model gpus batch t p v b schedule
     local plan='build/tools/plan --cluster selene-2021 --recompute layer --sequence-parallel 0
-        --zero 0 --light --json'
+        --zero 0 --no-v --light --json'
     echo '| model | GPUs | published t, p, v, b | step s | best t, p, v, b | step s' \
         '| published takes |'
     echo '|---|---|---|---|---|---|---|'

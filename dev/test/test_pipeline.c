@@ -782,7 +782,8 @@ static void test_v(Schedule schedule) {
                 if (schedule == SCHEDULE_DUALPIPE_V) most++;
                 for (int s = 0; s < p; s++) {
                     int from, to, held = (int)pipeline_slots(&l, s, NULL);
-                    expect(&w, FLIGHT, held <= most, &l, "in flight");
+                    bool exact = m < 2 * p || held == most;  // as the planner counts them
+                    expect(&w, FLIGHT, held <= most && exact, &l, "in flight");
                     for (size_t i = 0; i < l.counts[s]; i++) {
                         pipeline_neighbours(&l, s, l.steps[s][i], &from, &to);
                         messages += from != PIPELINE_NONE;
