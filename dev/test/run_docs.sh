@@ -4,7 +4,7 @@
 # flag, file and known bug that the pages name.
 # needs: fp32/train_gpt fp32/train_gpt_tp fp32/train_gpt_pp fp32/train_gpt_3d bf16/train_gpt_3d
 # needs: bf16/train_zero_bubble fp32/train_v bf16/train_gpt bf16/train_offload
-# needs: fp32/train_documents
+# needs: fp32/train_documents fp32/train_5d
 # needs: bf16/train_context bf16/train_data bf16/train_fsdp bf16/train_moe bf16/train_gpt_tp
 # needs: fp32/train_moe fp32/train_data
 # needs: fp32/train_context fp32/train_fsdp fp32/train_llama fp32/train_zero_bubble
