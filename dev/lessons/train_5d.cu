@@ -220,11 +220,14 @@ static void shard(GPT *m) {
     Shard mine = shard_whole(&m->config);
     mine.t = t;
     mine.t_rank = m->grid.t_rank;
+
     mine.embedding = m->grid.p_rank == 0;
     mine.head = m->grid.p_rank == m->grid.p - 1;
     mine.n_layers = m->plan.layer_count;
     mine.layers = m->plan.layers;
+
     mine.bucket_align = TENSOR_ALIGN * m->grid.d;
+
     mine.e = t;  // what table_make cuts an expert's tensors over
     mine.e_rank = m->grid.t_rank;
     trainer_shard(m, mine);
@@ -269,11 +272,13 @@ static void layout_acts(GPT *m, Arena *arena, Acts *acts) {
         take(arena, a->atty, N * A);
         take(arena, a->residual2, Nl * C);
         take_layernorm(arena, &a->ln2, Nl, C);
+
         take(arena, a->fch, R * m->G * F);
         if (m->opt.recompute == RECOMPUTE_GELU && a != first)
             a->fch_act = first->fch_act;
         else
             take(arena, a->fch_act, R * F);
+
         if (!m->moe.E) continue;
 
         take_routing(arena, &a->routing, m->moe, m->B, m->T);
@@ -301,6 +306,7 @@ static void layout(GPT *m) {
     size_t C = m->config.C, A = m->A, F = m->F, S = m->S;
     size_t wide = C > A ? C : A;
     size_t E = m->moe.E, R = rows_of_mlp(m, m->B);
+
     Arena *arena = trainer_layout(m);
     first_experts(m);
 
@@ -439,6 +445,7 @@ static const floatX *g_backward(GPT *m, const floatX *dout) {
 // norms of q and k, of its own heads, and of routers, by its summand of the experts' results.
 static void reduce_partial(GPT *m, size_t lo, size_t hi) {
     if (m->grid.t == 1) return;
+
     NCCL_CHECK(ncclGroupStart());
     for (size_t i = 0; i < m->table.count; i++) {
         const Tensor *x = &m->table.tensors[i];
@@ -446,6 +453,7 @@ static void reduce_partial(GPT *m, size_t lo, size_t hi) {
         bool partial = kind == QNORMW || kind == KNORMW || kind == ROUTER;
         if (m->sp > 1)
             partial |= x->spec->flags & TENSOR_NORM;
+
         if (!partial || x->offset < lo || x->offset >= hi) continue;
         float *dx = m->state.grads + x->offset;
         NCCL_CHECK(ncclAllReduce(dx, dx, x->size, ncclFloat, ncclSum, m->tensor, m->stream));
@@ -516,6 +524,7 @@ static void reduce_bucket(GPT *m, size_t bucket) {
     size_t lo = m->table.buckets[bucket], hi = m->table.buckets[bucket + 1];
     Holders h = holders(m, bucket);
     float *grads = m->state.grads + lo, *mine = grads + h.mine;
+
     reduce_partial(m, lo, hi);
     if (h.count == 1 || h.part == 0) return;
 
@@ -531,13 +540,16 @@ static void reduce_bucket(GPT *m, size_t bucket) {
 // Gathers the updated weights of all buckets, in the order in which forward needs them.
 static void gather_weights(GPT *m) {
     if (m->grid.d == 1 || !m->opt.zero) return;
+
     cudaStream_t s = m->data_stream;
     CUDA_CHECK(cudaEventRecord(m->bucket_done, m->stream));
     CUDA_CHECK(cudaStreamWaitEvent(s, m->bucket_done, 0));
+
     for (size_t b = 0; b < bucket_count(m); b++) {
         Holders h = holders(m, b);
         if (h.part == 0) continue;
         floatX *params = m->state.params + m->table.buckets[b], *mine = params + h.mine;
+
         Span span(m, s, "all-gather");
         NCCL_CHECK(ncclAllGather(mine, params, h.part, NCCL_FLOATX, h.comm, s));
         CUDA_CHECK(cudaEventRecord(m->gathered_bucket[b], s));
@@ -633,9 +645,11 @@ static void ring_pass(GPT *m, size_t step, bool keys, bool gradients) {
     size_t now = step % 2, later = 1 - now;
     int next = (int)((m->cut.rank + 1) % c);
     int previous = (int)((m->cut.rank + c - 1) % c);
+
     floatX **kv = m->ring.kv;
     float **dkv = m->ring.dkv;
     cudaStream_t s = m->ring_stream;
+
     CUDA_CHECK(cudaEventRecord(m->ring_computed, m->stream));
     CUDA_CHECK(cudaStreamWaitEvent(s, m->ring_computed, 0));
 
@@ -815,6 +829,7 @@ static void experts_backward(GPT *m, size_t l, LayerActs *a, const floatX *dout,
     exchange(m, m->arrived, m->rows, B, true);
     moe_backward_input(m->dnorm, m->arrived, m->dlogits, w[ROUTER], a->routing, m->moe, N, C,
                        s);
+
     f_backward_begin(m);
     moe_backward_weight(dw[ROUTER], m->scratch, m->dlogits, ln2, N, C, E, add, s);
 }
@@ -1164,15 +1179,19 @@ static void connect(GPT *m) {
         event_create(&m->gathered_bucket[b]);
 
     size_t d = m->grid.d, e_rank = m->grid.d_rank % m->e;
+
     if (m->moe.E)
         m->alike = job_split_data(&m->job, &m->grid, e_rank, d / m->e, m->e, "expert data",
                                   false);
+
     size_t c = m->cut.c, first = m->grid.d_rank - m->cut.rank;
     if (c > 1)
         m->counting = job_split_data(&m->job, &m->grid, first, c, 1, "context sums", true);
+
     m->ring_stream = stream_create(m, "context", true);
     event_create(&m->ring_computed);
     event_create(&m->arrived_keys);
+
     trainer_warm_up(m, run_batch);
     forward_alone(m, m->T);  // loads the attention of a sequence that is not cut
     connect_links(m);
@@ -1234,6 +1253,7 @@ int main(int argc, char **argv) {
     unsigned options = OPTIONS_TENSOR | OPTIONS_PIPELINE | OPTIONS_DATA;
     trainer_open(m, argc, argv, options, lesson);  // Bad input ends here.
     experts_print(&m->model, m->e, m->moe.slots, m->T);
+
     shard(m);
     trainer_allocate(m, layout);
     connect(m);
