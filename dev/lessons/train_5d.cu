@@ -186,7 +186,8 @@ struct Holders {
 // by every e-th of them: by one rank of each group that shares the experts out.
 static Holders holders(const GPT *m, size_t b) {
     bool experts = m->moe.E && bucket_of_experts(&m->table, b);
-    size_t e = experts ? m->e : 1, count = m->grid.d / e;
+    size_t e = experts ? m->e : 1;
+    size_t count = m->grid.d / e;
     size_t part = (m->table.buckets[b + 1] - m->table.buckets[b]) / count;
     size_t rank = m->grid.d_rank / e;
     return {experts ? m->alike : m->data, count, part, rank * part};
@@ -249,7 +250,8 @@ static size_t rows_of_mlp(const GPT *m, size_t B) {
 static void layout_acts(GPT *m, Arena *arena, Acts *acts) {
     size_t N = m->B * m->T, Nl = N / m->sp;
     size_t C = m->config.C, A = m->A, F = m->F;
-    size_t L = m->plan.most_layers, R = rows_of_mlp(m, m->B);
+    size_t L = m->plan.most_layers;
+    size_t R = rows_of_mlp(m, m->B);
     host_array(acts->layers, L);
     host_array(acts->residual, L + 1);
 
@@ -523,7 +525,8 @@ static bool is_last(const GPT *m, size_t chunk) {
 static void reduce_bucket(GPT *m, size_t bucket) {
     size_t lo = m->table.buckets[bucket], hi = m->table.buckets[bucket + 1];
     Holders h = holders(m, bucket);
-    float *grads = m->state.grads + lo, *mine = grads + h.mine;
+    float *grads = m->state.grads + lo;
+    float *mine = grads + h.mine;
 
     reduce_partial(m, lo, hi);
     if (h.count == 1 || h.part == 0) return;
@@ -533,6 +536,7 @@ static void reduce_bucket(GPT *m, size_t bucket) {
     CUDA_CHECK(cudaStreamWaitEvent(s, m->bucket_done, 0));
     Span span(m, s, "reduce-scatter");
     NCCL_CHECK(ncclReduceScatter(grads, mine, h.part, ncclFloat, ncclSum, h.comm, s));
+    // Without ZeRO every rank updates all weights, so it needs all sums.
     if (!m->opt.zero)
         NCCL_CHECK(ncclAllGather(mine, grads, h.part, ncclFloat, h.comm, s));
 }
@@ -548,11 +552,13 @@ static void gather_weights(GPT *m) {
     for (size_t b = 0; b < bucket_count(m); b++) {
         Holders h = holders(m, b);
         if (h.part == 0) continue;
-        floatX *params = m->state.params + m->table.buckets[b], *mine = params + h.mine;
+        floatX *params = m->state.params + m->table.buckets[b];
+        floatX *mine = params + h.mine;
 
         Span span(m, s, "all-gather");
         NCCL_CHECK(ncclAllGather(mine, params, h.part, NCCL_FLOATX, h.comm, s));
         CUDA_CHECK(cudaEventRecord(m->gathered_bucket[b], s));
+        // Without overlap the next forward waits for all buckets.
         if (!m->opt.overlap)
             CUDA_CHECK(cudaStreamWaitEvent(m->stream, m->gathered_bucket[b], 0));
     }
@@ -641,7 +647,8 @@ static void activation_backward(GPT *m, floatX *dinp, const floatX *dout, const 
 // where their keys went.
 static void ring_pass(GPT *m, size_t step, bool keys, bool gradients) {
     if (!m->sequence || (!keys && !gradients)) return;
-    size_t count = m->B * m->T * 2 * m->K, c = m->cut.c;
+    size_t c = m->cut.c;
+    size_t count = m->B * m->T * 2 * m->K;
     size_t now = step % 2, later = 1 - now;
     int next = (int)((m->cut.rank + 1) % c);
     int previous = (int)((m->cut.rank + c - 1) % c);
@@ -730,7 +737,8 @@ static void context_backward(GPT *m, LayerActs *a, size_t B, size_t T) {
 // another one sends, and the host only enqueues. Nothing overlaps with it.
 static void exchange(GPT *m, floatX *out, const floatX *in, size_t B, bool back) {
     if (!m->exchanging) return;
-    size_t e = m->e, El = m->moe.E / e, count = B * m->moe.slots * m->config.C;
+    size_t e = m->e, El = m->moe.E / e;
+    size_t count = B * m->moe.slots * m->config.C;
     ncclComm_t comm = m->exchanging;
     cudaStream_t s = m->stream;
     Span span(m, s, back ? "combine" : "dispatch");
@@ -763,7 +771,9 @@ static void count_tokens(GPT *m, float *tokens, size_t B) {
 static void experts_forward(GPT *m, size_t l, LayerActs *a, const floatX *x, size_t B,
                             size_t T) {
     size_t C = m->config.C, F = m->F, GF = m->G * F;
-    size_t El = m->moe.E / m->e, R = moe_rows(m->moe, B), Re = R / El;
+    size_t El = m->moe.E / m->e;
+    size_t R = moe_rows(m->moe, B);
+    size_t Re = R / El;
     size_t step = expert_step(C, F);
     floatX **w = m->w[l];
     Matmul *mm = &m->matmul;
@@ -794,7 +804,9 @@ static void experts_backward(GPT *m, size_t l, LayerActs *a, const floatX *dout,
                              const floatX *ln2, bool add) {
     size_t B = m->B, T = m->T, N = B * T;
     size_t C = m->config.C, F = m->F, GF = m->G * F;
-    size_t E = m->moe.E, El = E / m->e, R = moe_rows(m->moe, B), Re = R / El;
+    size_t E = m->moe.E, El = E / m->e;
+    size_t R = moe_rows(m->moe, B);
+    size_t Re = R / El;
     size_t step = expert_step(C, F);
     floatX **w = m->w[l];
     float **dw = m->dw[l];
@@ -957,6 +969,7 @@ static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, i
 
     for (size_t l = 0; l < L; l++) {
         use_bucket(m, layer_bucket(m, first + l));
+        // A layer's experts are the bucket behind its other tensors.
         if (m->moe.E)
             use_bucket(m, layer_bucket(m, first + l) + 1);
         layer_forward(m, first + l, &acts->layers[l], acts->residual[l + 1],
@@ -1178,13 +1191,16 @@ static void connect(GPT *m) {
     for (size_t b = 0; b < bucket_count(m); b++)
         event_create(&m->gathered_bucket[b]);
 
-    size_t d = m->grid.d, e_rank = m->grid.d_rank % m->e;
+    size_t d = m->grid.d;
+    size_t e_rank = m->grid.d_rank % m->e;
 
     if (m->moe.E)
         m->alike = job_split_data(&m->job, &m->grid, e_rank, d / m->e, m->e, "expert data",
                                   false);
 
-    size_t c = m->cut.c, first = m->grid.d_rank - m->cut.rank;
+    // Ranks of one sequence have sums, and below, when kernels are loaded, a ring.
+    size_t c = m->cut.c;
+    size_t first = m->grid.d_rank - m->cut.rank;
     if (c > 1)
         m->counting = job_split_data(&m->job, &m->grid, first, c, 1, "context sums", true);
 
@@ -1192,6 +1208,7 @@ static void connect(GPT *m) {
     event_create(&m->ring_computed);
     event_create(&m->arrived_keys);
 
+    // To load a kernel beside a receive that waits may hang, so all are loaded before links exist.
     trainer_warm_up(m, run_batch);
     forward_alone(m, m->T);  // loads the attention of a sequence that is not cut
     connect_links(m);
@@ -1218,7 +1235,8 @@ static bool check_5d(Trainer *trainer, Error *err) {
 
     // Tensor ranks make summands of a router's gradient: one of them adds its two losses'.
     // The balance is that of a sequence, by 1/c of its tokens.
-    size_t E = m->model.E, k = m->model.k, T = m->opt.seq / m->cut.c;
+    size_t E = m->model.E, k = m->model.k;
+    size_t T = m->opt.seq / m->cut.c;
     size_t slots = o->capacity > 0 ? moe_capacity(o->capacity, T, k, E) : T;
     double losses = m->grid.t_rank == 0;
     float balance = (float)(losses * o->balance / (double)m->cut.c);
@@ -1230,7 +1248,8 @@ static bool check_5d(Trainer *trainer, Error *err) {
 // Makes RoPE's tables, of this rank's T positions and of the first T, once the warm-up has
 // left their place.
 static void make_angles(GPT *m) {
-    size_t D = llama_rotary(&m->llama, m->HS), bytes = m->T * D * sizeof(float);
+    size_t D = llama_rotary(&m->llama, m->HS);
+    size_t bytes = m->T * D * sizeof(float);
     float *all = NULL;   // (seq, D)
     float *mine = NULL;  // (T, D)
     if (m->opt.simulate) return;  // no data move
