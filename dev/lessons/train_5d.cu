@@ -186,7 +186,8 @@ struct Holders {
 // by every e-th of them: by one rank of each group that shares the experts out.
 static Holders holders(const GPT *m, size_t b) {
     bool experts = m->moe.E && bucket_of_experts(&m->table, b);
-    size_t e = experts ? m->e : 1, count = m->grid.d / e;
+    size_t e = experts ? m->e : 1;
+    size_t count = m->grid.d / e;
     size_t part = (m->table.buckets[b + 1] - m->table.buckets[b]) / count;
     size_t rank = m->grid.d_rank / e;
     return {experts ? m->alike : m->data, count, part, rank * part};
@@ -300,7 +301,8 @@ static void layout(GPT *m) {
     size_t N = m->B * m->T, Nl = N / m->sp;
     size_t C = m->config.C, A = m->A, F = m->F, S = m->S;
     size_t wide = C > A ? C : A;
-    size_t E = m->moe.E, R = rows_of_mlp(m, m->B);
+    size_t E = m->moe.E;
+    size_t R = rows_of_mlp(m, m->B);
     Arena *arena = trainer_layout(m);
     first_experts(m);
 
@@ -515,7 +517,8 @@ static bool is_last(const GPT *m, size_t chunk) {
 static void reduce_bucket(GPT *m, size_t bucket) {
     size_t lo = m->table.buckets[bucket], hi = m->table.buckets[bucket + 1];
     Holders h = holders(m, bucket);
-    float *grads = m->state.grads + lo, *mine = grads + h.mine;
+    float *grads = m->state.grads + lo;
+    float *mine = grads + h.mine;
     reduce_partial(m, lo, hi);
     if (h.count == 1 || h.part == 0) return;
 
@@ -537,7 +540,8 @@ static void gather_weights(GPT *m) {
     for (size_t b = 0; b < bucket_count(m); b++) {
         Holders h = holders(m, b);
         if (h.part == 0) continue;
-        floatX *params = m->state.params + m->table.buckets[b], *mine = params + h.mine;
+        floatX *params = m->state.params + m->table.buckets[b];
+        floatX *mine = params + h.mine;
         Span span(m, s, "all-gather");
         NCCL_CHECK(ncclAllGather(mine, params, h.part, NCCL_FLOATX, h.comm, s));
         CUDA_CHECK(cudaEventRecord(m->gathered_bucket[b], s));
@@ -629,7 +633,8 @@ static void activation_backward(GPT *m, floatX *dinp, const floatX *dout, const 
 // where their keys went.
 static void ring_pass(GPT *m, size_t step, bool keys, bool gradients) {
     if (!m->sequence || (!keys && !gradients)) return;
-    size_t count = m->B * m->T * 2 * m->K, c = m->cut.c;
+    size_t count = m->B * m->T * 2 * m->K;
+    size_t c = m->cut.c;
     size_t now = step % 2, later = 1 - now;
     int next = (int)((m->cut.rank + 1) % c);
     int previous = (int)((m->cut.rank + c - 1) % c);
@@ -660,7 +665,8 @@ static void ring_pass(GPT *m, size_t step, bool keys, bool gradients) {
 // all of them once both are weighted by their sums of exponentials, which lse has. Keys of
 // fewer heads than queries are so much less to send.
 static void context_forward(GPT *m, LayerActs *a, size_t B, size_t T) {
-    size_t A = m->A, NHl = m->NHl, KVl = m->KVl, K = m->K;
+    size_t A = m->A, NHl = m->NHl;
+    size_t KVl = m->KVl, K = m->K;
     cudaStream_t s = m->stream;
     if (!context_is_ring(m->cut))
         return attention_forward(a->atty, a->lse, a->qkv, B, T, A, NHl, s, Dropout(), KVl);
@@ -681,7 +687,9 @@ static void context_forward(GPT *m, LayerActs *a, size_t B, size_t T) {
 // m->dnorm (N, A), the gradient of a->atty -> m->dqkv (N, S). Backward needs no merging: it
 // has the lse of all keys.
 static void context_backward(GPT *m, LayerActs *a, size_t B, size_t T) {
-    size_t A = m->A, NHl = m->NHl, KVl = m->KVl, K = m->K, c = m->cut.c;
+    size_t A = m->A, NHl = m->NHl;
+    size_t KVl = m->KVl, K = m->K;
+    size_t c = m->cut.c;
     cudaStream_t s = m->stream;
     if (!context_is_ring(m->cut))
         return attention_backward(m->dqkv, m->dattention, m->dnorm, a->atty, a->lse, a->qkv,
@@ -716,7 +724,8 @@ static void context_backward(GPT *m, LayerActs *a, size_t B, size_t T) {
 // another one sends, and the host only enqueues. Nothing overlaps with it.
 static void exchange(GPT *m, floatX *out, const floatX *in, size_t B, bool back) {
     if (!m->exchanging) return;
-    size_t e = m->e, El = m->moe.E / e, count = B * m->moe.slots * m->config.C;
+    size_t e = m->e, El = m->moe.E / e;
+    size_t count = B * m->moe.slots * m->config.C;
     ncclComm_t comm = m->exchanging;
     cudaStream_t s = m->stream;
     Span span(m, s, back ? "combine" : "dispatch");
@@ -749,7 +758,8 @@ static void count_tokens(GPT *m, float *tokens, size_t B) {
 static void experts_forward(GPT *m, size_t l, LayerActs *a, const floatX *x, size_t B,
                             size_t T) {
     size_t C = m->config.C, F = m->F, GF = m->G * F;
-    size_t El = m->moe.E / m->e, R = moe_rows(m->moe, B), Re = R / El;
+    size_t El = m->moe.E / m->e;
+    size_t R = moe_rows(m->moe, B), Re = R / El;
     size_t step = expert_step(C, F);
     floatX **w = m->w[l];
     Matmul *mm = &m->matmul;
@@ -761,14 +771,19 @@ static void experts_forward(GPT *m, size_t l, LayerActs *a, const floatX *x, siz
     moe_gather(m->rows, x, a->routing, m->moe, B, C, false, s);
     exchange(m, a->expert_in, m->rows, B, false);
 
-    // an MLP of each expert
-    for (size_t i = 0; i < El; i++)
-        linear_forward(mm, a->fch + i * Re * GF, a->expert_in + i * Re * C,
-                       w[FCW] + i * step, NULL, Re, C, GF);
+    // an MLP of each expert: gate and up are one product, and rows of all experts one
+    // activation
+    for (size_t i = 0; i < El; i++) {
+        const floatX *in = a->expert_in + i * Re * C;
+        floatX *fch = a->fch + i * Re * GF;
+        linear_forward(mm, fch, in, w[FCW] + i * step, NULL, Re, C, GF);
+    }
     activation_forward(m, a->fch_act, a->fch, R);
-    for (size_t i = 0; i < El; i++)
-        linear_forward(mm, m->rows + i * Re * C, a->fch_act + i * Re * F,
-                       w[FCPROJW] + i * step, NULL, Re, F, C);
+    for (size_t i = 0; i < El; i++) {
+        const floatX *act = a->fch_act + i * Re * F;
+        floatX *result = m->rows + i * Re * C;
+        linear_forward(mm, result, act, w[FCPROJW] + i * step, NULL, Re, F, C);
+    }
 
     // The results go back, each to be weighted by the router's probability.
     exchange(m, a->expert_out, m->rows, B, true);
@@ -780,7 +795,8 @@ static void experts_backward(GPT *m, size_t l, LayerActs *a, const floatX *dout,
                              const floatX *ln2, bool add) {
     size_t B = m->B, T = m->T, N = B * T;
     size_t C = m->config.C, F = m->F, GF = m->G * F;
-    size_t E = m->moe.E, El = E / m->e, R = moe_rows(m->moe, B), Re = R / El;
+    size_t E = m->moe.E, El = E / m->e;
+    size_t R = moe_rows(m->moe, B), Re = R / El;
     size_t step = expert_step(C, F);
     floatX **w = m->w[l];
     float **dw = m->dw[l];
@@ -797,17 +813,20 @@ static void experts_backward(GPT *m, size_t l, LayerActs *a, const floatX *dout,
     for (size_t i = 0; i < El; i++) {
         const floatX *dy = m->arrived + i * Re * C;
         size_t hidden = i * Re * F;
-        linear_backward_input(mm, m->dact + hidden, dy, w[FCPROJW] + i * step, Re, F, C);
-        linear_backward_weight(mm, dw[FCPROJW] + i * step, a->fch_act + hidden, dy, Re, F, C,
-                               add);
+        const floatX *act = a->fch_act + hidden;
+        const floatX *down = w[FCPROJW] + i * step;
+        float *ddown = dw[FCPROJW] + i * step;
+        linear_backward_input(mm, m->dact + hidden, dy, down, Re, F, C);
+        linear_backward_weight(mm, ddown, act, dy, Re, F, C, add);
     }
     activation_backward(m, m->dfch, m->dact, a->fch, R);
     for (size_t i = 0; i < El; i++) {
         size_t in = i * Re * C;
         const floatX *dfch = m->dfch + i * Re * GF;
-        linear_backward_input(mm, m->rows + in, dfch, w[FCW] + i * step, Re, C, GF);
-        linear_backward_weight(mm, dw[FCW] + i * step, a->expert_in + in, dfch, Re, C, GF,
-                               add);
+        const floatX *gate_up = w[FCW] + i * step;
+        float *dgate_up = dw[FCW] + i * step;
+        linear_backward_input(mm, m->rows + in, dfch, gate_up, Re, C, GF);
+        linear_backward_weight(mm, dgate_up, a->expert_in + in, dfch, Re, C, GF, add);
     }
 
     // Gradients of their inputs come back, and the router's joins them: of its losses for
@@ -1163,11 +1182,14 @@ static void connect(GPT *m) {
     for (size_t b = 0; b < bucket_count(m); b++)
         event_create(&m->gathered_bucket[b]);
 
+    // Every e-th rank holds the same experts.
     size_t d = m->grid.d, e_rank = m->grid.d_rank % m->e;
     if (m->moe.E)
         m->alike = job_split_data(&m->job, &m->grid, e_rank, d / m->e, m->e, "expert data",
                                   false);
-    size_t c = m->cut.c, first = m->grid.d_rank - m->cut.rank;
+    // The c ranks of a sequence are neighbours.
+    size_t c = m->cut.c;
+    size_t first = m->grid.d_rank - m->cut.rank;
     if (c > 1)
         m->counting = job_split_data(&m->job, &m->grid, first, c, 1, "context sums", true);
     m->ring_stream = stream_create(m, "context", true);
@@ -1177,6 +1199,7 @@ static void connect(GPT *m) {
     forward_alone(m, m->T);  // loads the attention of a sequence that is not cut
     connect_links(m);
 
+    // Messages come last: from here on a rank may wait for another one.
     if (c > 1)
         m->sequence = trainer_connect_data(m, first, c, 1, "context");
     if (m->moe.E)
@@ -1199,7 +1222,8 @@ static bool check_5d(Trainer *trainer, Error *err) {
 
     // Tensor ranks make summands of a router's gradient: one of them adds its two losses'.
     // The balance is that of a sequence, by 1/c of its tokens.
-    size_t E = m->model.E, k = m->model.k, T = m->opt.seq / m->cut.c;
+    size_t E = m->model.E, k = m->model.k;
+    size_t T = m->opt.seq / m->cut.c;
     size_t slots = o->capacity > 0 ? moe_capacity(o->capacity, T, k, E) : T;
     double losses = m->grid.t_rank == 0;
     float balance = (float)(losses * o->balance / (double)m->cut.c);
@@ -1211,7 +1235,8 @@ static bool check_5d(Trainer *trainer, Error *err) {
 // Makes RoPE's tables, of this rank's T positions and of the first T, once the warm-up has
 // left their place.
 static void make_angles(GPT *m) {
-    size_t D = llama_rotary(&m->llama, m->HS), bytes = m->T * D * sizeof(float);
+    size_t D = llama_rotary(&m->llama, m->HS);
+    size_t bytes = m->T * D * sizeof(float);
     float *all = NULL;   // (seq, D)
     float *mine = NULL;  // (T, D)
     if (m->opt.simulate) return;  // no data move

@@ -27,8 +27,8 @@ END
 
 cpu_only 'a simulated step'
 "$build/train_5d" --model qwen3-30b-a3b --simulate dev/clusters/eos-2025.json --ranks 64 \
-    --tensor 2 --data 16 --pipeline 2 --context 2 --expert-parallel 8 --sequence-parallel 1 --capacity 1.25 \
-    --recompute layer --seq 4096 --micro-batch 1 --global-batch 32 >"$dir/out" 2>&1
+    --tensor 2 --data 16 --pipeline 2 --context 2 --expert-parallel 8 --sequence-parallel 1 \
+    --capacity 1.25 --recompute layer --seq 4096 --micro-batch 1 --global-batch 32 >"$dir/out" 2>&1
 code=$?
 [ $code = 0 ] && grep -q 'of 64 ranks' "$dir/out"
 report $? 'a step of qwen3-30b-a3b on 64 simulated ranks'

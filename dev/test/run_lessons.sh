@@ -62,7 +62,7 @@ reads dev/lessons/train_llama.cu 8018
 reads dev/lessons/train_muon.cu 5436
 reads dev/lessons/train_zero_bubble.cu 7685
 reads dev/lessons/train_v.cu 8181
-reads dev/lessons/train_5d.cu 11900
+reads dev/lessons/train_5d.cu 12010
 
 lessons=(train_gpt*.cu dev/lessons/*.cu)
 packed=$(sed 's|//.*||; s|"[^"]*"||g; s/for (.*) *//' "${lessons[@]}" |
@@ -88,7 +88,7 @@ edge dev/lessons/train_data.cu dev/lessons/train_moe.cu 1714 206
 edge dev/lessons/train_data.cu dev/lessons/train_fsdp.cu 1516 150
 edge dev/lessons/train_data.cu dev/lessons/train_muon.cu 1387 105
 edge train_gpt_3d.cu dev/lessons/train_llama.cu 1289 454
-edge dev/lessons/train_llama.cu dev/lessons/train_5d.cu 3850 310
+edge dev/lessons/train_llama.cu dev/lessons/train_5d.cu 3960 310
 for lesson in dev/lessons/*.cu; do
     parent=$(sed -n '2s,^// parent: ,,p' "$lesson")
     [ -f "$parent" ]
