@@ -681,7 +681,8 @@ static void ring_pass(GPT *m, size_t step, bool keys, bool gradients) {
 // all of them once both are weighted by their sums of exponentials, which lse has. Keys of
 // fewer heads than queries are so much less to send.
 static void context_forward(GPT *m, LayerActs *a, size_t B, size_t T) {
-    size_t A = m->A, NHl = m->NHl, KVl = m->KVl, K = m->K;
+    size_t A = m->A, NHl = m->NHl;
+    size_t KVl = m->KVl, K = m->K;
     cudaStream_t s = m->stream;
     if (!context_is_ring(m->cut))
         return attention_forward(a->atty, a->lse, a->qkv, B, T, A, NHl, s, Dropout(), KVl);
@@ -702,7 +703,9 @@ static void context_forward(GPT *m, LayerActs *a, size_t B, size_t T) {
 // m->dnorm (N, A), the gradient of a->atty -> m->dqkv (N, S). Backward needs no merging: it
 // has the lse of all keys.
 static void context_backward(GPT *m, LayerActs *a, size_t B, size_t T) {
-    size_t A = m->A, NHl = m->NHl, KVl = m->KVl, K = m->K, c = m->cut.c;
+    size_t A = m->A, NHl = m->NHl;
+    size_t KVl = m->KVl, K = m->K;
+    size_t c = m->cut.c;
     cudaStream_t s = m->stream;
     if (!context_is_ring(m->cut))
         return attention_backward(m->dqkv, m->dattention, m->dnorm, a->atty, a->lse, a->qkv,
@@ -785,14 +788,19 @@ static void experts_forward(GPT *m, size_t l, LayerActs *a, const floatX *x, siz
     moe_gather(m->rows, x, a->routing, m->moe, B, C, false, s);
     exchange(m, a->expert_in, m->rows, B, false);
 
-    // an MLP of each expert
-    for (size_t i = 0; i < El; i++)
-        linear_forward(mm, a->fch + i * Re * GF, a->expert_in + i * Re * C,
-                       w[FCW] + i * step, NULL, Re, C, GF);
+    // an MLP of each expert: gate and up are one product, and rows of all experts one
+    // activation
+    for (size_t i = 0; i < El; i++) {
+        const floatX *in = a->expert_in + i * Re * C;
+        floatX *fch = a->fch + i * Re * GF;
+        linear_forward(mm, fch, in, w[FCW] + i * step, NULL, Re, C, GF);
+    }
     activation_forward(m, a->fch_act, a->fch, R);
-    for (size_t i = 0; i < El; i++)
-        linear_forward(mm, m->rows + i * Re * C, a->fch_act + i * Re * F,
-                       w[FCPROJW] + i * step, NULL, Re, F, C);
+    for (size_t i = 0; i < El; i++) {
+        const floatX *act = a->fch_act + i * Re * F;
+        floatX *result = m->rows + i * Re * C;
+        linear_forward(mm, result, act, w[FCPROJW] + i * step, NULL, Re, F, C);
+    }
 
     // The results go back, each to be weighted by the router's probability.
     exchange(m, a->expert_out, m->rows, B, true);
@@ -823,17 +831,20 @@ static void experts_backward(GPT *m, size_t l, LayerActs *a, const floatX *dout,
     for (size_t i = 0; i < El; i++) {
         const floatX *dy = m->arrived + i * Re * C;
         size_t hidden = i * Re * F;
-        linear_backward_input(mm, m->dact + hidden, dy, w[FCPROJW] + i * step, Re, F, C);
-        linear_backward_weight(mm, dw[FCPROJW] + i * step, a->fch_act + hidden, dy, Re, F, C,
-                               add);
+        const floatX *act = a->fch_act + hidden;
+        const floatX *down = w[FCPROJW] + i * step;
+        float *ddown = dw[FCPROJW] + i * step;
+        linear_backward_input(mm, m->dact + hidden, dy, down, Re, F, C);
+        linear_backward_weight(mm, ddown, act, dy, Re, F, C, add);
     }
     activation_backward(m, m->dfch, m->dact, a->fch, R);
     for (size_t i = 0; i < El; i++) {
         size_t in = i * Re * C;
         const floatX *dfch = m->dfch + i * Re * GF;
-        linear_backward_input(mm, m->rows + in, dfch, w[FCW] + i * step, Re, C, GF);
-        linear_backward_weight(mm, dw[FCW] + i * step, a->expert_in + in, dfch, Re, C, GF,
-                               add);
+        const floatX *gate_up = w[FCW] + i * step;
+        float *dgate_up = dw[FCW] + i * step;
+        linear_backward_input(mm, m->rows + in, dfch, gate_up, Re, C, GF);
+        linear_backward_weight(mm, dgate_up, a->expert_in + in, dfch, Re, C, GF, add);
     }
 
     // Gradients of their inputs come back, and the router's joins them: of its losses for
@@ -1191,6 +1202,7 @@ static void connect(GPT *m) {
     for (size_t b = 0; b < bucket_count(m); b++)
         event_create(&m->gathered_bucket[b]);
 
+    // Every e-th rank holds the same experts.
     size_t d = m->grid.d;
     size_t e_rank = m->grid.d_rank % m->e;
 
@@ -1198,7 +1210,7 @@ static void connect(GPT *m) {
         m->alike = job_split_data(&m->job, &m->grid, e_rank, d / m->e, m->e, "expert data",
                                   false);
 
-    // Ranks of one sequence have sums, and below, when kernels are loaded, a ring.
+    // The c ranks of a sequence are neighbours.
     size_t c = m->cut.c;
     size_t first = m->grid.d_rank - m->cut.rank;
     if (c > 1)
@@ -1213,6 +1225,7 @@ static void connect(GPT *m) {
     forward_alone(m, m->T);  // loads the attention of a sequence that is not cut
     connect_links(m);
 
+    // Messages come last: from here on a rank may wait for another one.
     if (c > 1)
         m->sequence = trainer_connect_data(m, first, c, 1, "context");
     if (m->moe.E)

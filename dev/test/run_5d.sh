@@ -3,14 +3,11 @@
 # together (dev/test/test_5d; ALL=1: every pair and more); the published models' sizes; a simulated
 # step. Ends with `N passed, N failed`.
 # needs: fp32/train_5d fp32/dev/test/test_5d
-# needs: bf16/train_5d bf16/dev/test/test_5d
 . "$(dirname "$0")/report.sh"
 need_gpus 8
 export OMP_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=SSE41
 
 verdicts 'test_5d fp32' "$build/dev/test/test_5d" "$build"
-bf16=${build/fp32/bf16}
-verdicts 'test_5d bf16 layouts' "$bf16/dev/test/test_5d" "$bf16" layouts
 
 # The published totals, which the names' sizes must make.
 while read -r name count; do

@@ -64,7 +64,7 @@ reads dev/lessons/train_zero_bubble.cu 7685
 reads dev/lessons/train_v.cu 8181
 reads dev/lessons/train_offload.cu 4255
 reads dev/lessons/train_documents.cu 7528
-reads dev/lessons/train_5d.cu 11912
+reads dev/lessons/train_5d.cu 11978
 
 lessons=(train_gpt*.cu dev/lessons/*.cu)
 packed=$(sed 's|//.*||; s|"[^"]*"||g; s/for (.*) *//' "${lessons[@]}" |
@@ -92,7 +92,7 @@ edge dev/lessons/train_data.cu dev/lessons/train_fsdp.cu 1516 150
 edge dev/lessons/train_data.cu dev/lessons/train_muon.cu 1387 105
 edge train_gpt.cu dev/lessons/train_offload.cu 1155 50
 edge train_gpt_3d.cu dev/lessons/train_llama.cu 1808 450
-edge dev/lessons/train_llama.cu dev/lessons/train_5d.cu 3835 464
+edge dev/lessons/train_llama.cu dev/lessons/train_5d.cu 3901 464
 for lesson in dev/lessons/*.cu; do
     parent=$(sed -n '2s,^// parent: ,,p' "$lesson")
     [ -f "$parent" ]

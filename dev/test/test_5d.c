@@ -353,9 +353,9 @@ static void test_row(TestContext *x, const Row *row, const int *tokens) {
     setenv("NCCL_ORDER", "", 1);
     double *got = allocate(ref.table.total * sizeof(double));
     Bounds bound = bounds(x, &ref.config);
-    // The gradient of a norm of heads is HS sums over all tokens and heads, which cancel: 1.8e-6
+    // The gradient of a norm of heads is HS sums over all tokens and heads, which cancel: 2.4e-6
     // are measured in fp32.
-    if (kind->type == QWEN3) bound.gradient *= 1.5;
+    if (kind->type == QWEN3) bound.gradient *= 2;
     if (x->bf16) {
         bound.gradient *= 2;
         bound.gradients *= 1.5;
