@@ -849,11 +849,11 @@ static const Row ROWS[] = {
     {"_3d", 1, 7, 1, 1, WIDE_14, "", false, NULL},
     // activations on the host: the bits of the first rows
     {"offload", 1, 1, 1, 1, GOLDEN, "--offload 0", true, NULL},
-    {"offload", 1, 1, 1, 1, GOLDEN, "--offload 0.25", false, NULL},
+    {"offload", 1, 1, 1, 4, GOLDEN, "--offload 0.25", false, NULL},
     {"offload", 1, 1, 1, 1, GOLDEN, "--offload 0.5 --recompute gelu", true, NULL},
     {"offload", 1, 1, 1, 4, GOLDEN, "--offload 1", true, "\"stream race\""},
     {"offload", 1, 1, 1, 8, GOLDEN, "--offload auto", false, NULL},
-    {"offload", 1, 1, 1, 1, WIDE, "--offload 0.3", false, "two buffers for 9 layers"},
+    {"offload", 1, 1, 1, 1, WIDE, "--offload 0.6", false, "two buffers for 9 layers"},
     // --dropout: the masks of the reference, whatever the layout is
     {"", 1, 1, 1, 1, DROPOUT, "", true, NULL},
     {"offload", 1, 1, 1, 1, DROPOUT, "--offload 0.5", true, "\"masks of the wrong tokens\""},
