@@ -175,7 +175,10 @@ function showFields(panel, values) {
     if (panel !== "schedules") return;
     const list = byHand(values.kind), form = section(panel).querySelector("form");
     section(panel).querySelector(".list").classList.toggle("hidden", !list);
-    for (const label of form.querySelectorAll(".sized")) label.classList.toggle("away", list);
+    for (const label of form.querySelectorAll(".sized")) {
+        const two = inV(values.kind) && label.querySelector("[name=v]");  // a V has two chunks
+        label.classList.toggle("away", list || Boolean(two));
+    }
     for (const label of form.querySelectorAll(".auto"))
         label.classList.toggle("hidden", values.kind !== "zb-auto");
     if (!list) listed = values.kind;
@@ -364,12 +367,11 @@ function sameSizes(values, model) {
     return MODEL_FIELDS.every((field, i) => values[field] === String(MODELS[model][i]));
 }
 
-// Only the interleaved schedule and those in a V have chunks, and only zb-auto a limit: choosing
-// another one changes them as well.
+// Only the interleaved schedule has a number of chunks to choose, and only zb-auto a limit:
+// choosing another one changes them as well.
 function suitChunks(values) {
     if (values.kind === "interleaved" && values.v === "1") values.v = "2";
-    else if (values.kind !== "interleaved" && !byHand(values.kind))
-        values.v = inV(values.kind) ? "2" : "1";
+    else if (values.kind !== "interleaved" && !byHand(values.kind)) values.v = "1";
     if (values.kind !== "zb-auto") values.limit = "";
 }
 
