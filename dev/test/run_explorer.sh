@@ -18,8 +18,8 @@ $2}"
 
 # ---- the page ------------------------------------------------------------------------------------
 
-check "the page has $(wc -c <$page) bytes, at most 315 KB" \
-    "$([ "$(wc -c <$page)" -le 315000 ] || echo 'too large')"
+check "the page has $(wc -c <$page) bytes, at most 320 KB" \
+    "$([ "$(wc -c <$page)" -le 320000 ] || echo 'too large')"
 loads='(src|action)="?[^#"][^"]*"|href="[a-z]*:|https?://|url\(|@import|fetch\(|XMLHttp'
 check "the page loads nothing" "$(grep -oE "$loads" $page)"
 
