@@ -76,10 +76,12 @@ struct GPT : Trainer {
 
     // Documents.
     int eot;              // the token that begins them
-    int *first;           // (micros, B, cT)  where each token's document begins
+    int *first;           // (micros, c, B, T) first row of each ring step's keys that a query
+                          // sees; without a ring (micros, B, cT), of whole sequences
     int *positions;       // (micros, B, T)   of this rank's tokens, in their documents
     int *host_first;      // the same two, pinned
     int *host_positions;
+    int *document;        // [cT] where the document of each token of a sequence begins
     double *scores;       // [micros][c] pairs of a query and a key, of each ring step
 
     FirstKeys keys;              // of the micro-batch at hand
@@ -202,7 +204,7 @@ static void layout(GPT *m) {
     take(arena, m->arriving, all_to_all);
     take_ring(arena, &m->ring, context_is_ring(m->cut) ? N : 0, A, m->NHl);
 
-    // where documents begin, of whole sequences; and this rank's positions
+    // the first keys that queries see, and this rank's positions
     take(arena, m->first, m->micros * N * m->opt.context);
     take(arena, m->positions, m->micros * N);
 
@@ -271,24 +273,26 @@ static void find_documents(GPT *m, Context cut, size_t i, const int *tokens, siz
     bool ring = context_is_ring(cut);
     size_t steps = ring ? cut.c : 1;
     size_t whole = cut.c > 1 ? T * cut.c : T;
-    int *first = m->host_first + i * whole;
+    size_t micro = i / m->B, b = i % m->B;
     int *positions = m->host_positions + i * T;
-    double *scores = m->scores + i / m->B * steps;
-    document_keys(first, tokens, whole, m->eot);
+    double *scores = m->scores + micro * steps;
+    document_keys(m->document, tokens, whole, m->eot);
 
     Tokens mine = context_tokens(cut);
     for (size_t t = 0; t < T; t++) {
         size_t position = tokens_position(mine, t);
-        positions[t] = (int)position - first[position];
+        positions[t] = (int)position - m->document[position];
     }
 
-    // Attention's work is its pairs of a query and a key: a step without any is skipped.
+    // Each step of the ring has other keys, so a query's first one has another row. Attention's
+    // work is its pairs of a query and a key: a step without any is skipped.
+    size_t rows = ring ? T : whole;
     for (size_t step = 0; step < steps; step++) {
         Tokens others = ring ? ring_step(cut, step, m->B, T, m->A, m->NHl).others : Tokens();
-        if (i % m->B == 0)
+        int *first = m->host_first + ((micro * steps + step) * m->B + b) * rows;
+        if (b == 0)
             scores[step] = 0;
-        scores[step] += document_scores(first, ring ? mine : others, others,
-                                        ring ? T : whole);
+        scores[step] += document_rows(first, m->document, ring ? mine : others, others, rows);
     }
 }
 
@@ -303,6 +307,7 @@ static void start_documents(GPT *m) {
     size_t sequences = m->micros * m->B;
     pinned_array(m->host_first, sequences * m->opt.seq);
     pinned_array(m->host_positions, sequences * m->T);
+    host_array(m->document, m->opt.seq);
     host_array(m->scores, m->micros * m->opt.context);
 
     int *tokens = NULL;
@@ -335,7 +340,7 @@ static void documents_at(GPT *m, size_t micro) {
 
 // The keys of a step of the ring.
 static FirstKeys keys_of(const GPT *m, RingStep s) {
-    return {m->keys.first, m->micro_scores[s.step]};
+    return {m->keys.first + s.step * m->B * m->T, m->micro_scores[s.step]};
 }
 
 // ----------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ static inline DocumentWork document_work(const int *first, size_t T, bool zigzag
         for (size_t rank = 0; rank < c; rank++) {
             Tokens queries = tokens_of(T, c, rank, zigzag);
             Tokens keys = tokens_of(T, c, (rank + c - step) % c, zigzag);
-            double work = document_scores(first, queries, keys, T / c);
+            double work = document_rows(NULL, first, queries, keys, T / c);
             w.work[step][rank] = work;
             w.mean += work / (double)c;
             w.skipped += work == 0;

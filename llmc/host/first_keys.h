@@ -2,7 +2,7 @@
 // and to windows.
 // lesson: documents
 //
-// defines: FirstKeys, window_keys, document_keys, tokens_before, document_scores
+// defines: FirstKeys, window_keys, document_keys, tokens_before, document_rows
 #ifndef LLMC_HOST_FIRST_KEYS_H
 #define LLMC_HOST_FIRST_KEYS_H
 
@@ -37,7 +37,7 @@ static inline void document_keys(int *first, const int *tokens, size_t T, int eo
 }
 
 // Returns how many of a rank's T rows have positions before the given one.
-RANDOM_FUNCTION size_t tokens_before(Tokens t, size_t position, size_t T) {
+static inline size_t tokens_before(Tokens t, size_t position, size_t T) {
     size_t first = position > t.shift[0] ? position - t.shift[0] : 0;
     size_t second = position > t.shift[1] ? position - t.shift[1] : 0;
     if (first > t.half) first = t.half;
@@ -46,15 +46,17 @@ RANDOM_FUNCTION size_t tokens_before(Tokens t, size_t position, size_t T) {
     return first + second - t.half;
 }
 
-// Returns the pairs of a query and a key of its document, of two ranks with T rows each of
-// a sequence. first: of the whole sequence.
-static inline double document_scores(const int *first, Tokens queries, Tokens keys,
-                                     size_t T) {
+// Writes, for each query of a rank, the first row of another rank's keys that is in its
+// document or behind it (rows[T]; NULL: not). document: where that of each token of the whole
+// sequence begins, of which either rank has T. Returns the pairs of a query and a key.
+static inline double document_rows(int *rows, const int *document, Tokens queries,
+                                   Tokens keys, size_t T) {
     size_t scores = 0;
     for (size_t q = 0; q < T; q++) {
         size_t position = tokens_position(queries, q);
-        size_t begin = (size_t)first[position];
-        scores += tokens_before(keys, position + 1, T) - tokens_before(keys, begin, T);
+        size_t begin = tokens_before(keys, (size_t)document[position], T);
+        if (rows) rows[q] = (int)begin;
+        scores += tokens_before(keys, position + 1, T) - begin;
     }
     return (double)scores;
 }

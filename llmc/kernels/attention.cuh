@@ -78,10 +78,12 @@ static inline void attention_launch(const Args &a, const Dropout &drop, bool bac
 #ifdef PRECISION_BF16
     if (attention_mma_takes(a)) {
         attention_capacity<ATTENTION_MMA_CAPACITIES>(a.HS, [&](auto capacity) {
-            typedef AttentionMma<decltype(capacity)::value, Args> A;
-            by_dropout(drop, [&](auto drops) {
-                attention_mma<A, drops>(a, drop, backward, stream);
-            });
+            constexpr int CAPACITY = decltype(capacity)::value;
+            if constexpr (!Args::FIRST || CAPACITY <= 192)
+                by_dropout(drop, [&](auto drops) {
+                    attention_mma<AttentionMma<CAPACITY, Args>, drops>(a, drop, backward,
+                                                                       stream);
+                });
         });
         return;
     }

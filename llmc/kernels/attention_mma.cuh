@@ -288,9 +288,12 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
 #define ATTENTION_MMA_CAPACITIES 32, 64, 96, 128, 160, 192, 256
 #endif
 
-// True if these kernels can: rows of 16-byte packs, registers enough.
-static inline bool attention_mma_takes(const Attention &a) {
-    return a.HS % 8 == 0 && a.HS <= (size_t)std::max({ATTENTION_MMA_CAPACITIES});
+// True if these kernels can: rows of 16-byte packs, registers enough. With first keys they
+// would spill registers beyond 192 channels.
+template <class Args>
+static inline bool attention_mma_takes(const Args &a) {
+    size_t most = std::max({ATTENTION_MMA_CAPACITIES});
+    return a.HS % 8 == 0 && a.HS <= most && !(Args::FIRST && a.HS > 192);
 }
 
 // Queues the forward or the backward pass.

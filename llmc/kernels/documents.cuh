@@ -10,15 +10,15 @@
 #include "llmc/kernels/attention_first.cuh"
 #include "llmc/kernels/context.cuh"
 
-// first[B, whole] belongs to whole sequences; rows of q and k are those of two ranks.
+// first[B, rows] has a row of the other rank's keys for each of this rank's queries. The pair
+// has some of both, from q_first and k_first on.
 struct PairOfDocuments : AttentionPair {
     __device__ __forceinline__ size_t query_at(size_t b, size_t q) const {
-        return b * whole + tokens_position(q_tokens, q_first + q);
+        return b * rows + q_first + q;
     }
-    __device__ __forceinline__ int key_row(int position) const {
-        size_t before = tokens_before(k_tokens, (size_t)position, rows);
-        size_t row = before > k_first ? before - k_first : 0;
-        return (int)(row < Tk ? row : Tk);
+    __device__ __forceinline__ int key_row(int first_row) const {
+        int row = first_row - (int)k_first;
+        return row < 0 ? 0 : row < (int)Tk ? row : (int)Tk;
     }
 };
 typedef WithFirst<PairOfDocuments> DocumentPair;
