@@ -79,7 +79,7 @@ static inline void attention_launch(const Args &a, const Dropout &drop, bool bac
     if (attention_mma_takes(a)) {
         attention_capacity<ATTENTION_MMA_CAPACITIES>(a.HS, [&](auto capacity) {
             constexpr int CAPACITY = decltype(capacity)::value;
-            if constexpr (!Args::FIRST || CAPACITY <= 192)
+            if constexpr (!Args::FIRST || CAPACITY <= 160)
                 by_dropout(drop, [&](auto drops) {
                     attention_mma<AttentionMma<CAPACITY, Args>, drops>(a, drop, backward,
                                                                        stream);

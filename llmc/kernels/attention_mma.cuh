@@ -289,11 +289,11 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
 #endif
 
 // True if these kernels can: rows of 16-byte packs, registers enough. With first keys they
-// would spill registers beyond 192 channels.
+// would spill registers beyond 160 channels.
 template <class Args>
 static inline bool attention_mma_takes(const Args &a) {
     size_t most = std::max({ATTENTION_MMA_CAPACITIES});
-    return a.HS % 8 == 0 && a.HS <= most && !(Args::FIRST && a.HS > 192);
+    return a.HS % 8 == 0 && a.HS <= most && !(Args::FIRST && a.HS > 160);
 }
 
 // Queues the forward or the backward pass.
