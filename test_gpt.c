@@ -483,7 +483,7 @@ static const struct {
     {{"a share that is no number", GOOD "--offload half", 2, "or auto, not 'half'"}, ""},
     {{"--recompute layer", GOOD "--recompute layer", 2, "use --offload 0"}, ""},
     {{"too little host memory", GOOD "--offload 1", 2, "MiB of host memory are needed"},
-     "CPU_HOST_MEMORY=0.1"},
+     "CPU_HOST_MEMORY=0.04"},
     {{"too little for any share", GOOD "--offload auto", 2, "MiB of host memory are needed"},
      "CPU_HOST_MEMORY=0.01"},
 };

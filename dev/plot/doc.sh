@@ -16,7 +16,7 @@ cp build/out/timeline.svg $pictures/main.svg
 cp build/out/profile.svg $pictures/profile.svg
 
 dev/plot/schedules.sh build/cpu-fp32 $pictures
-dev/plot/offload.sh build/cpu-bf16 $pictures
+dev/plot/traced.sh build/cpu-bf16 $pictures
 
 for browser in chromium chromium-browser google-chrome; do
     command -v $browser >/dev/null || continue

@@ -48,8 +48,8 @@ check "the drawings are what build/tools/figures draws (else: make doc)" "$(draw
 
 schedules() {
     dev/plot/schedules.sh "$build" "$dir" >/dev/null 2>&1 || echo 'dev/plot/schedules.sh fails'
-    dev/plot/offload.sh "${build/fp32/bf16}" "$dir" || echo 'dev/plot/offload.sh fails'
-    for drawn in gpipe 1f1b interleaved zb-h1 zb-auto zb-v offload-auto offload-1; do
+    dev/plot/traced.sh "${build/fp32/bf16}" "$dir" || echo 'dev/plot/traced.sh fails'
+    for drawn in gpipe 1f1b interleaved zb-h1 zb-auto zb-v hsdp offload-auto offload-1; do
         cmp "$dir/$drawn.svg" doc/pictures/$drawn.svg
     done 2>&1
 }
