@@ -1127,8 +1127,10 @@ static void group_bubble(Context *x) {
         FILE *tool = ok ? popen(command, "r") : NULL;
         while (tool && fgets(line, sizeof line, tool)) {
             const char *at = strstr(line, "bubble ");
-            if (at) sscanf(at, "bubble %lf, formula %lf", &bubble, &formula);
+            if (at) sscanf(at, "bubble %lf%%, formula %lf", &bubble, &formula);
         }
+        bubble /= 100;
+        formula /= 100;
         ok = tool && pclose(tool) == 0;
         // The order is the schedule's and the durations are means: nothing is left that could
         // differ.
