@@ -26,6 +26,7 @@ README.md | mpirun --oversubscribe -n 8 | runs s/--global-batch 16/& --steps 2/
 doc/course/puzzles.md | make puzzle | dev/test/run_puzzles.sh
 doc/course/puzzles.md | make detective | dev/test/run_detectives.sh
 doc/course/11-muon.md | F="--train-data | not: its second command is refused, which test_muon checks
+doc/course/11-muon.md | awk 'BEGIN | runs
 doc/course/12-v.md | build/tools/schedule --stages 4 | runs
 doc/lab/attention.md | make kernels | not: minutes; make test runs each of these programs
 doc/lab/bugs.md | make test ONLY=test_gpt | not: it is a part of make test itself
