@@ -76,7 +76,7 @@ for name in $names; do
     build/tools/plan --help | grep -qwF -- "$name" && grep -qF "\"$name\": [" doc/explorer.html ||
         missing+=" $name"
 done
-[ "$(wc -w <<<"$names")" = 27 ] && [ -z "$missing" ]
+[ "$(wc -w <<<"$names")" = 33 ] && [ -z "$missing" ]
 report $? "the planner and the explorer know the trainers' $(wc -w <<<"$names") models$missing"
 "$build/train_gpt_3d" --model ptdp-1.7b --dry-run --data 1 >"$dir/out" 2>&1
 grep -q '24 layers, 24 heads, 2304 channels' "$dir/out"
