@@ -345,8 +345,10 @@ while read -r _ name verdict more; do
 done < <(grep '^found ' "$dir/said")
 check 'user: every finding was tried' \
     "$([ "$(grep -c '^found ' "$dir/said")" = 102 ] || echo 'some are missing')"
-check 'p = 64, m = 512 is drawn within 0.2 s, at the latest at the 20th time' \
-    "$([ "$(awk '/^time/ && $2 <= 200' "$dir/said" | wc -l)" = ${#slow[@]} ] ||
+# A quiet machine draws each of them within 0.2 s. One that is shared may need longer all 20 times:
+# three times as long is a fault of the page.
+check 'p = 64, m = 512 is drawn within 0.6 s, at the latest at the 20th time' \
+    "$([ "$(awk '/^time/ && $2 <= 600' "$dir/said" | wc -l)" = ${#slow[@]} ] ||
         grep '^time' "$dir/said")"
 
 finish

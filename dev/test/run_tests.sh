@@ -152,8 +152,7 @@ script() { also=$(needs "$1") run "$1" "${2:-600}" "$1" "$fp32"; }
 # It builds a program for each trainer, with all answers to its puzzles.
 long=dev/test/run_puzzles.sh
 script $long 1200
-# The first measures how long a page draws, so it runs at the end, beside scripts that mostly have
-# one thread.
+# The first measures how long a page draws, so it runs alone. The others have one thread each.
 last=(dev/test/run_explorer.sh dev/test/run_ptx.sh dev/test/run_asm.sh)
 for name in dev/test/run_*.sh; do
     [[ " dev/test/run_tests.sh $long ${last[*]} " == *" $name "* ]] || script "$name"
@@ -199,7 +198,10 @@ for name in $(programs dev/cuda/*.cu); do
 done
 while [ -z "$plan" ] && [ -n "$(jobs -rp)" ]; do reap; done
 lanes=$((lanes < 2 ? lanes : 2))
-for name in "${last[@]}"; do script "$name"; done
+for name in "${last[@]}"; do
+    script "$name"
+    while [ -z "$plan" ] && [ "$name" = "${last[0]}" ] && [ -n "$(jobs -rp)" ]; do reap; done
+done
 [ -n "$plan" ] && exit 0
 while [ -n "$(jobs -rp)" ]; do reap; done
 reap
