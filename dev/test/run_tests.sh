@@ -10,8 +10,12 @@ set -u
 cd "$(dirname "$0")/../.."
 
 plan=
-[ "$1" = --plan ] && plan=1 && shift
-device=$1 pattern=${2:-}
+[ "${1:-}" = --plan ] && plan=1 && shift
+device=${1:-} pattern=${2:-}
+if [ "$device" != cpu ] && [ "$device" != cuda ]; then
+    echo 'usage: dev/test/run_tests.sh [--plan] cpu|cuda [PATTERN]' >&2
+    exit 2
+fi
 # The Makefile names its folders alike, also with MPI=mpich.
 fp32=build/$device-fp32${MPI:+-$MPI} bf16=build/$device-bf16${MPI:+-$MPI}
 asan=$fp32-asan
