@@ -448,8 +448,8 @@ static void documents_alone(Context *x, const Model *s) {
     Bounds bound = llama_bounds(x, &ref.config);
     for (int apart = 1; apart >= 0; apart--) {
         remove("log");
-        ok = ok && runs(x, &one, "", "%s --log log --dump-gradients gradients --documents %d", flags,
-                        apart) &&
+        ok = ok && runs(x, &one, "", "%s --documents %d --log log --dump-gradients gradients",
+                        flags, apart) &&
              read_tensors("gradients", "", &ref.table, got);
         double off = relative(read_log("log").loss[0], loss);
         Errors e = compare_tensors(&ref.table, got, want);
@@ -476,7 +476,7 @@ static void documents_used(Context *x, const Model *s) {
     size_t count = 0;
     for (size_t n = 0; n < s->T * 8; n++) count += n % s->T == 0 || tokens[n] == eot;
     char line[120];
-    snprintf(line, sizeof line, "documents    begin at token %d: %zu in the next 8 sequences\n",
+    snprintf(line, sizeof line, "documents    begin at token %d: %zu in the next batch of 8\n",
              eot, count);
     Outcome o = run(x->build, &layout, PLAIN, "%s --dry-run", c.flags);
     check(&x->check, o.code == 0 && strstr(o.out, line), "%s: --dry-run says: %.*s", s->name,
