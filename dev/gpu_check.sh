@@ -230,8 +230,8 @@ trains() {
         batch=$((batch / 2))
     done
     grep -a '^device' "$work/output"
-    median=$(grep -aE '^step +[0-9]+/.* tokens/s' "$work/output" |
-        tail -n +$((steps > 20 ? 11 : 2)) | sed -E 's/.* ([0-9.]+) ms .*/\1 &/' | sort -n |
+    median=$(grep -aE '^step +[0-9]+/.* tok/s' "$work/output" |
+        tail -n +$((steps > 20 ? 11 : 2)) | sed -E 's/.* ([0-9.]+) ms,.*/\1 &/' | sort -n |
         awk '{ line[NR] = $0 } END { print line[int((NR + 1) / 2)] }' | cut -d' ' -f2-)
     echo "$name, B $batch, T $seq, bf16, the median step: ${median:-none}"
     timed=$bf16-profile/train_gpt

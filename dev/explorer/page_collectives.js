@@ -1,11 +1,12 @@
 // ---- collectives --------------------------------------------------------------------------------
 
 let ringShown = null;
+const RINGS = [...OPS.slice(0, 4), "all-to-all", "tree all-reduce"], WHOLE = 16;
 
 async function runRing(values) {
-    choose(values, "op", "collective", [...OPS.slice(0, 3), ...CONTEXT_OPS]);
+    choose(values, "op", "collective", [...RINGS, ...CONTEXT_OPS]);
     if (CONTEXT_OPS.includes(values.op)) return runContext(values);
-    const op = OPS.indexOf(values.op), n = number(values, "n", "ranks", 2, 16, true);
+    const op = RINGS.indexOf(values.op), n = number(values, "n", "ranks", 2, 16, true);
     const size = number(values, "size", "MiB of the buffer", 0.001, 1e6), width = 4;
     const count = Math.max(1, Math.round(size * 2 ** 20 / width / n)) * n;
     const r = await ask("ring", {op, n, count, width});
@@ -13,27 +14,33 @@ async function runRing(values) {
         op: values.op, n, bytes: count * width,
         set: (k, rank, i) => r.sets[k * 256 + rank * 16 + i],
         part: (k, rank) => r.parts[k * 16 + rank],
+        next: (k, rank) => r.to[k * 16 + rank],
     });
     return () => { ringShown = r; showRing(); };
 }
 
 function showRing() {
     const r = ringShown, k = r.n;
-    const times = r.op === "all-reduce" ? `2 (${k} - 1)/${k}` : `(${k} - 1)/${k}`;
+    const tree = r.op === "tree all-reduce", same = !tree && r.op !== "broadcast";
+    const times = tree ? `${r.sent / r.bytes} times` : r.op === "broadcast" ? "all"
+        : (r.op === "all-reduce" ? "2 " : "") + `(${k} - 1)/${k}`;
     roundShown = Math.max(0, Math.min(r.rounds, Math.floor(roundShown) || 0));
     $("round").max = String(r.rounds);
     facts("ringfacts", [
-        ["A rank sends", `${bytesText(r.sent)} = ${times} of the buffer's ${bytesText(r.bytes)}, ` +
-                         `in ${r.rounds} rounds of ${bytesText(r.bytes / k)}`],
-        ["NCCL_TRAFFIC counts", `${r.counted} bytes sent, ${r.counted} received`],
-        ["All together", bytesText(k * r.sent)],
+        [same ? "A rank sends" : "Rank 0 sends",
+         `${bytesText(r.sent)} = ${times} of the buffer's ${bytesText(r.bytes)}, in ` +
+         `${r.rounds} rounds of ${bytesText(tree ? r.bytes : r.bytes / k)}`],
+        tree ? ["A ring's all-reduce", `${bytesText(r.counted)} of each rank, in ` +
+                                       `${2 * (k - 1)} rounds of ${bytesText(r.bytes / k)}`]
+             : ["NCCL_TRAFFIC counts", `${r.counted} bytes sent`],
+        ["All together", bytesText(r.all)],
         ["Rounds", `${r.rounds}: each costs a latency, so many ranks make small buffers slow`]]);
     drawRing();
     const last = [];
     for (let rank = 0; rank < k; rank++)
         last.push(Array.from({length: k}, (_, i) => r.set(r.rounds, rank, i)));
     $("numbers").textContent = JSON.stringify({
-        op: r.op, n: k, rounds: r.rounds, sent: r.sent, counted: r.counted, last});
+        op: r.op, n: k, rounds: r.rounds, sent: r.sent, counted: r.counted, all: r.all, last});
 }
 
 const rankColor = (rank, n) => `hsl(${rank * 360 / n}, 62%, 66%)`;
@@ -53,8 +60,10 @@ function drawRing() {
     }
     const done = (rank, i) => {
         const set = r.set(k, rank, i);
-        return r.op === "all-gather" ? set !== 0 : set === whole;
+        return r.op === "all-to-all" ? set === 1 << i
+            : r.op.endsWith("reduce") || r.op === "reduce-scatter" ? set === whole : set !== 0;
     };
+    const sends = (rank, i) => sending && [i, WHOLE].includes(r.part(k, rank));
     for (let rank = 0; rank < n; rank++) {
         const y = 30 + rank * row;
         label(g, `rank ${rank}`, 4, y + height / 2, {bold: true});
@@ -70,18 +79,25 @@ function drawRing() {
                 label(g, String.fromCharCode(97 + q), x + 2 + (q + 0.5) * stripe, y + height / 2,
                       {align: "center", color: COLORS.ink});
             }
-            g.strokeStyle = sending && r.part(k, rank) === i ? COLORS.violet : COLORS.hatch;
-            g.lineWidth = sending && r.part(k, rank) === i ? 3 : 1;
+            g.strokeStyle = sends(rank, i) ? COLORS.violet : COLORS.hatch;
+            g.lineWidth = sends(rank, i) ? 3 : 1;
             g.strokeRect(x, y, cell - 4, height);
         }
-        if (sending) drawSend(g, r, rank, k, left, cell, row, height);
     }
+    for (let rank = 0; sending && rank < n; rank++)
+        if (r.part(k, rank) >= 0) drawSend(g, r, rank, k, left, cell, row, height);
     const half = r.op === "all-reduce" ? n - 1 : r.op === "reduce-scatter" ? r.rounds : 0;
-    const what = k < half ? "the next rank adds its own" : "the next rank takes it over";
+    const what = {
+        broadcast: "a rank hands the part that it has just got to the next rank",
+        "all-to-all": "pairs of ranks exchange the outlined parts, as part i is for rank i",
+        "tree all-reduce": k < r.rounds / 2 ? "the outlined ranks send all that they " +
+            "have, and others add it" : "ranks that have the sum pass it on",
+    }[r.op] || `every rank sends the outlined part, and ${k < half ? "the next rank adds its own"
+        : "the next rank takes it over"}. So far each has sent ${bytesText(k * r.bytes / n)}`;
     $("ringnote").textContent = sending
-        ? `Round ${k + 1} of ${r.rounds}: every rank sends the outlined part, and ${what}. ` +
-          `So far each has sent ${bytesText(k * r.bytes / n)}.`
-        : `Done: each rank has sent ${bytesText(r.sent)} in ${r.rounds} rounds. ` +
+        ? `Round ${k + 1} of ${r.rounds}: ${what}.`
+        : `Done: ${r.all === n * r.sent ? "each rank" : "rank 0"} has sent ${bytesText(r.sent)} ` +
+          `in ${r.rounds} rounds. ` +
           "Green parts are complete.";
     $("round").value = String(k);
     $("roundtext").textContent = `${k} of ${r.rounds} rounds`;
@@ -90,9 +106,26 @@ function drawRing() {
 }
 
 // The path of a rank's message: down to the same part of the next rank; from the last one up to the
-// first.
+// first. In an exchange to the partner's cell, in a tree beside the rows.
 function drawSend(g, r, rank, k, left, cell, row, height) {
     const part = r.part(k, rank), x = left + (part + 0.5) * cell - 2, y = 30 + rank * row + height;
+    const to = r.next(k, rank), end = 30 + to * row + height;
+    if (r.op === "all-to-all") {
+        const away = to > rank ? 0 : height;
+        return arrow(g, x, y - away, left + (rank + 0.5) * cell - 2, end - height + away,
+                     COLORS.violet);
+    }
+    if (part === WHOLE) {
+        const right = left + r.n * cell, far = right + 12 + 14 * Math.log2(Math.abs(to - rank));
+        g.strokeStyle = COLORS.violet;
+        g.lineWidth = 2;
+        g.beginPath();
+        g.moveTo(right, y - height / 2);
+        g.lineTo(far, y - height / 2);
+        g.lineTo(far, end - height / 2);
+        g.stroke();
+        return arrow(g, far, end - height / 2, right - 4, end - height / 2, COLORS.violet);
+    }
     if (rank < r.n - 1) return arrow(g, x, y + 1, x, y + row - height - 1, COLORS.violet);
     const side = left + r.n * cell + 8, top = 30 + height / 2;
     label(g, `${r.n - 1} sends part ${part}`, side + 12, y - height / 2 - 8,

@@ -1,4 +1,4 @@
-// schedule.c: the pages' schedules and rings, from the headers that the trainers and
+// schedule.c: the pages' schedules and collectives, from the headers that the trainers and
 // build/tools/schedule use: lists, proof, and the walk that times them. What is not proved runs
 // on the small machine of streams, which shows who waits.
 #include "libc.h"
@@ -389,44 +389,111 @@ const double *compare_run(int p, int m, double forward, double backward, double 
     return rows;
 }
 
-// ---- rings -----------------------------------------------------------------------------
+// ---- collectives -----------------------------------------------------------------------
 
-enum { RING_MOST = 16 };
+// RING_WHOLE: the place of a message that carries all parts. The page's collectives are NCCL's
+// first four, and two more.
+enum { RING_MOST = 16, RING_WHOLE = RING_MOST, RING_NONE = -1 };
+enum { RING_ALL_TO_ALL = NCCL_MPI_BROADCAST + 1, RING_TREE };
 
 // The content of each part of each rank's buffer before and after every round, as a set of ranks
-// whose contributions it holds, one bit each; and the part that a rank sends in a round. In round
-// k of a reduce-scatter rank r sends part r - 1 - k, which it has just added to; in round k of an
-// all-gather part r - k, which it has just got.
+// whose contributions it holds, one bit each; and of each round the part that a rank sends, and
+// to whom.
 typedef struct {
     double rounds, bytes_sent,
-        counted_sent;  // of rank 0: added up over the rounds, and by ring_traffic
-    int sets[2 * RING_MOST][RING_MOST][RING_MOST], part[2 * RING_MOST][RING_MOST];
+        counted_sent,  // of the busiest rank: added up over the rounds, and by ring_traffic
+        bytes_all;
+    int sets[2 * RING_MOST][RING_MOST][RING_MOST];
+    int part[2 * RING_MOST][RING_MOST], to[2 * RING_MOST][RING_MOST];
 } Ring;
 static Ring ring;
+
+// Returns the rank with which rank r of n exchanges in round k, or r if it rests. Each round of
+// n - 1 pairs all ranks, or for an odd n each of n rounds all but one.
+static int partner(int k, int r, int n) {
+    int q = n % 2 ? n : n - 1;
+    if (r == q) return k * (q + 1) / 2 % q;
+    int other = (k - r + q) % q;
+    return other == r && n % 2 == 0 ? q : other;
+}
+
+// Sets what rank r sends in round k, and to whom. Returns whether the receiver adds it.
+// - reduce-scatter: part r - 1 - k, which it has just added to
+// - all-gather: part r - k, which it has just got
+// - broadcast: part k - r, as rank 0 starts one part after the other
+// - all-to-all: the part for its partner
+// - tree: up to the rank that lies one bit lower, then down again
+static bool ring_message(int op, int k, int r, int n, int levels, int *part, int *to) {
+    int half = n - 1;
+    *part = RING_NONE;
+    *to = (r + 1) % n;
+    if (op == RING_TREE) {
+        bool up = k < levels;
+        int step = 1 << (up ? k : 2 * levels - 1 - k);
+        *to = up ? r - step : r + step;
+        if (r % (2 * step) == (up ? step : 0) && *to < n) *part = RING_WHOLE;
+        return up;
+    }
+    if (op == RING_ALL_TO_ALL) {
+        *to = partner(k, r, n);
+        if (*to != r) *part = *to;
+        return false;
+    }
+    if (op == NCCL_MPI_BROADCAST) {
+        if (r < half && k >= r && k - r < n) *part = k - r;
+        return false;
+    }
+    bool adds = op == NCCL_MPI_REDUCE_SCATTER || (op == NCCL_MPI_ALL_REDUCE && k < half);
+    *part = ((adds ? r - 1 - k : r - k % half) + 2 * n) % n;
+    return adds;
+}
 
 // count: elements of the whole buffer of all n parts, a multiple of n.
 const Ring *ring_run(int op, int n, double count, int width) {
     memset(&ring, 0, sizeof ring);
     size_t part_count = (size_t)count / (size_t)n;
-    int half = n - 1, rounds = op == NCCL_MPI_ALL_REDUCE ? 2 * half : half;
-    for (int r = 0; r < n; r++)
-        for (int i = 0; i < n; i++)
-            ring.sets[0][r][i] = op != NCCL_MPI_ALL_GATHER || i == r ? 1 << r : 0;
+    int half = n - 1, levels = 0;
+    while (1 << levels < n) levels++;
+    int rounds = op == RING_TREE         ? 2 * levels
+                 : op == RING_ALL_TO_ALL ? n - 1 + n % 2
+                 : op == NCCL_MPI_ALL_REDUCE || op == NCCL_MPI_BROADCAST ? 2 * half
+                                                                         : half;
+    for (int r = 0; r < n; r++) {
+        for (int i = 0; i < n; i++) {
+            bool has = op == NCCL_MPI_ALL_GATHER ? i == r : op != NCCL_MPI_BROADCAST || r == 0;
+            ring.sets[0][r][i] = has ? 1 << r : 0;
+        }
+    }
     ring.rounds = rounds;
+    double sent[RING_MOST] = {0};
     for (int k = 0; k < rounds; k++) {
-        bool adds = op == NCCL_MPI_REDUCE_SCATTER || (op == NCCL_MPI_ALL_REDUCE && k < half);
         memcpy(ring.sets[k + 1], ring.sets[k], sizeof ring.sets[k]);
         for (int r = 0; r < n; r++) {
-            int part = ring.part[k][r] = ((adds ? r - 1 - k : r - k % half) + 2 * n) % n,
-                to = (r + 1) % n;
-            int set = ring.sets[k][r][part];
-            ring.sets[k + 1][to][part] = adds ? ring.sets[k][to][part] | set : set;
+            int *part = &ring.part[k][r], *to = &ring.to[k][r];
+            bool adds = ring_message(op, k, r, n, levels, part, to);
+            if (*part == RING_NONE) continue;
+            bool whole = *part == RING_WHOLE;
+            for (int i = whole ? 0 : *part; i < (whole ? n : *part + 1); i++) {
+                int *place = &ring.sets[k + 1][*to][op == RING_ALL_TO_ALL ? r : i];
+                *place = (adds ? *place : 0) | ring.sets[k][r][i];
+            }
+            double bytes = (double)part_count * width * (whole ? n : 1);
+            sent[r] += bytes;
+            ring.bytes_all += bytes;
         }
-        ring.bytes_sent += (double)part_count * width;
     }
+    for (int r = 0; r < n; r++)
+        if (sent[r] > ring.bytes_sent) ring.bytes_sent = sent[r];
     NcclMpiCounter c = {0, 0, 0};
-    size_t argument = op == NCCL_MPI_ALL_REDUCE ? part_count * (size_t)n : part_count;
-    ring_traffic(&c, (NcclMpiOp)op, argument, (size_t)width, (size_t)n, 0, 0);
+    bool scattered = op == NCCL_MPI_REDUCE_SCATTER || op == NCCL_MPI_ALL_GATHER;
+    size_t argument = part_count * (size_t)(scattered ? 1 : n);
+    if (op == RING_ALL_TO_ALL) {
+        for (int to = 1; to < n; to++)
+            ring_traffic(&c, NCCL_MPI_SEND, part_count, (size_t)width, 2, 0, 1);
+    } else {  // a tree is counted as a ring, too
+        ring_traffic(&c, op == RING_TREE ? NCCL_MPI_ALL_REDUCE : (NcclMpiOp)op, argument,
+                     (size_t)width, (size_t)n, 0, 0);
+    }
     ring.counted_sent = (double)c.bytes_sent;
     return &ring;
 }

@@ -52,7 +52,7 @@ async function program(module) {
 const kept = {};  // programs by their use, with what they hold
 let asking = 0;   // the question in work
 
-// ---- schedules and rings ------------------------------------------------------------------------
+// ---- schedules and collectives ------------------------------------------------------------------
 
 async function runSchedule(q, module) {
     const c = kept.schedule = kept.schedule || await program(module);  // its memory is used again
@@ -117,9 +117,9 @@ async function compare(q, module) {
 
 async function ring(q, module) {
     const c = await program(module), at = c.call("ring_run", q.op, q.n, q.count, q.width);
-    const [rounds, sent, counted] = c.doubles(at, 3);
-    return {rounds, sent, counted, sets: c.ints(at + 24, 32 * 256).slice(),
-            parts: c.ints(at + 24 + 4 * 32 * 256, 32 * 16).slice()};
+    const [rounds, sent, counted, all] = c.doubles(at, 4), ints = c.ints(at + 32, 32 * 288);
+    return {rounds, sent, counted, all, sets: ints.slice(0, 32 * 256),
+            parts: ints.slice(32 * 256, 32 * 272), to: ints.slice(32 * 272)};
 }
 
 // Of each step the work of every rank, and the rank of each cell.

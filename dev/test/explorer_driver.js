@@ -540,6 +540,45 @@ const frame = document.createElement("iframe");
             return /^Stages 2 and 3 wait for each other in a circle/.test($("stuck").textContent) &&
                 $("kinds").textContent.includes("arrows");
         });
+        // Every round's picture differs from the one before it, and its sentence.
+        const steps = async hash => {
+            await at(hash);
+            const seen = new Set(), told = new Set();
+            for (let k = 0; k <= ringShown.rounds; k++) {
+                seen.add($("ring").toDataURL());
+                told.add(textOf("ringnote"));
+                press("ring", "ArrowRight");
+            }
+            return seen.size === ringShown.rounds + 1 && told.size === seen.size;
+        };
+        await tried("broadcast", async () => {
+            const stepped = await steps("#collectives?op=broadcast&n=5");
+            const last = ringShown.part(0, 4) < 0 && ringShown.part(7, 4) < 0;
+            return stepped && last && ringShown.all === 4 * ringShown.sent;
+        });
+        await tried("all-to-all", async () => {
+            let right = true;
+            for (let n = 2; n <= 16; n++) {
+                right = right && await steps("#collectives?op=all-to-all&n=" + n);
+                const {rounds, next} = ringShown, met = new Set();
+                for (let k = 0; k < rounds; k++) {
+                    for (let rank = 0; rank < n; rank++) {
+                        const other = next(k, rank);
+                        right = right && next(k, other) === rank;
+                        if (other !== rank) met.add(rank + " " + other);
+                    }
+                }
+                right = right && met.size === n * (n - 1) && rounds === (n % 2 ? n : n - 1);
+            }
+            return right;
+        });
+        await tried("a-tree-has-fewer-rounds", async () => {
+            let right = await steps("#collectives?op=tree+all-reduce&n=11");
+            right = right && ringShown.rounds === 8 && ringShown.all === 20 * ringShown.bytes;
+            await at("#collectives?n=11");
+            return right && ringShown.rounds === 20 && ringShown.all < 20.01 * ringShown.bytes &&
+                ringShown.all > 19.99 * ringShown.bytes;
+        });
         await tried("zoom", async () => {
             await at("#schedules?p=8&m=32&kind=interleaved&v=4");
             const before = $("timeline").getBoundingClientRect().width;

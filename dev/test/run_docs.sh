@@ -207,12 +207,14 @@ bugs() {
         done
     done < <(grep -E '\.(c|cu|sh) \|$' doc/lab/bugs.md)
     [ $rows = 31 ] || echo "$rows rows were read, not 31"
+    rows=0
     while IFS='"' read -r file name _; do
-        file=${file% } file=${file##* }
+        file=${file% } file=${file##* } rows=$((rows + 1))
         grep -qF -- "$name" "$file" || echo "\"$name\" is not in $file"
-    done < <(sed -n '/^<!-- kinds -->/,/^<!-- end/s/^- //p' doc/lab/bugs.md)
+    done < <(sed -n '/^<!-- kinds -->/,/^<!-- end/s/^- //p' dev/results/bugs.md)
+    [ $rows = 27 ] || echo "$rows kinds were read, not 27"
 }
-check "each bug is in the tests that doc/lab/bugs.md names" "$(bugs)"
+check "each bug is in the tests that doc/lab/bugs.md and dev/results/bugs.md name" "$(bugs)"
 
 # The schedule of doc/lab/recipes.md is one that pipeline_prove accepts.
 schedule() {

@@ -38,7 +38,7 @@ says '^build/cpu-fp32/dev/cuda/gelu: [1-9][0-9]* passed, 0 failed'
 report $? "checks: $(grep -m1 'gelu:' $base.md)"
 [ "$(grep -c '^[1-9][0-9]* passed, 0 failed' $base.md)" = 2 ]
 report $? 'golden: both precisions pass'
-says '^small model, B 2, T 32, bf16, the median step: step .* tokens/s'
+says '^small model, B 2, T 32, bf16, the median step: step .* tok/s'
 report $? "d12: $(grep 'median step' $base.md)"
 says '^step 3/3 . loss 1 . batches of validation 1$'
 batches=$(grep 'batches of validation' $base.md)

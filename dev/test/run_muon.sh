@@ -35,7 +35,7 @@ report $? 'validation and samples: whole matrices and gathered updates print the
 simulated() {
     "$build/train_muon" --simulate dev/clusters/dgx-a100.json --ranks 8 --layers 4 --heads 16 \
         --channels 1024 --seq 1024 --micro-batch 4 --distribute "$1" 2>"$dir/err" |
-        sed -n 's/^step 2.* \([0-9.]*\) ms .*/\1/p'
+        sed -n 's/^step 2.* \([0-9.]*\) ms,.*/\1/p'
 }
 whole=$(simulated whole) gathered=$(simulated gathered)
 awk -v a="$whole" -v b="$gathered" 'BEGIN { exit !(a > 0 && a < b) }'

@@ -116,4 +116,7 @@ wait $job
 grep -q '^stopped by a signal after step [0-9]*: the same command with --resume auto goes on' \
     "$dir/out"
 report $? "a signal: $(grep '^stopped' "$dir/out")"
+widest=$(grep '^step .* loss .* tok/s' "$dir/out" | wc -L)
+[ "$widest" -gt 0 ] && [ "$widest" -le 100 ]
+report $? "its lines of steps have at most 100 columns: $widest"
 finish

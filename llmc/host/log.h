@@ -122,7 +122,7 @@ static inline bool log_set_aside(const char *path, Error *err) {
 // Starts the log of a run of `steps` steps that resumes after `done`: drops the lines
 // behind these, which the run repeats, but those of --eval, or sets the whole log aside if
 // there are none. Writes through links. path: NULL without --log. flops: of one token
-// (llmc/model.h). peak_flops: of all devices; 0: unknown, MFU is "n/a".
+// (llmc/model.h). peak_flops: of all devices; 0: unknown, and MFU is not reported.
 static inline bool log_open(Log *log, const char *path, size_t done, size_t steps,
                             double flops, double peak_flops, Error *err) {
     long end;
@@ -185,7 +185,8 @@ static inline void log_end_line(Log *log) {
             strerror(errno));
 }
 
-// Prints the console line of a step and its line of the log.
+// Prints the console line of a step, with the time left at its end, and its line of the
+// log.
 static inline void log_step(Log *log, const StepReport *r) {
     double tokens_per_s = r->tokens / (1e-3 * r->ms);
     double of_peak = log->peak_flops > 0 ? tokens_per_s * log->flops / log->peak_flops
@@ -196,17 +197,14 @@ static inline void log_step(Log *log, const StepReport *r) {
     log->mean_ms = log->seen++ < 2 ? r->ms : 0.9 * log->mean_ms + 0.1 * r->ms;
     printf("step %*zu/%zu | ", snprintf(NULL, 0, "%zu", log->steps), r->step, log->steps);
     if (!log->simulated)
-        printf("loss %.6f | norm %.4f | lr %.3e | ", r->loss, r->grad_norm, r->lr);
-    printf("%.1f ms | %.0f tokens/s | ", r->ms, tokens_per_s);
-    if (of_peak > 0)
-        printf("MFU %.1f%% | ", 100.0 * of_peak);
-    else
-        printf("MFU n/a | ");
+        printf("loss %.6f | norm %.4f | lr %.1e | ", r->loss, r->grad_norm, r->lr);
+    printf("%.1f ms, %.0f tok/s", r->ms, tokens_per_s);
+    if (of_peak > 0) printf(", MFU %.1f%%", 100.0 * of_peak);
     unsigned long long left = (unsigned long long)(1e-3 * log->mean_ms * to_go + 0.5);
     if (log->virtual_time)
-        printf("virtual time\n");
+        printf(" | virtual time\n");
     else
-        printf("%llu:%02llu:%02llu left\n", left / 3600, left / 60 % 60, left % 60);
+        printf(" | %llu:%02llu:%02llu\n", left / 3600, left / 60 % 60, left % 60);
     fflush(stdout);
     if (!log->json) return;
     fprintf(log->json, "{\"step\":%zu", r->step);
