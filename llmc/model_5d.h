@@ -294,6 +294,8 @@ static const Field ROWS_5D[] = {
     ROW("Context parallelism", FIELD_TITLE, e, NULL, 0, 0, OPTION_BASIC, NULL, NULL),
     ROW("context", FIELD_SIZE, context.c, "1", 1, 1e6, OPTION_BASIC, "N",
         "neighbours of the data ranks that share each sequence"),
+    ROW("context-by", FIELD_CHOICE, context.ring, "ring", 0, 0, OPTION_BASIC, "ulysses|ring",
+        "how queries meet other ranks' keys"),
 };
 #undef ROW
 
@@ -389,12 +391,17 @@ static inline bool moe_llama_resolve(MoeLlama *m, Options5D *flags, const Option
     experts.e = flags->e;
     if (m->E && !moe_check(&experts, grid->d, o->zero, err)) return false;
 
-    // The ring, and each rank's chunks i and 2c-1-i of the sequence.
+    // Each rank's chunks i and 2c-1-i of the sequence.
     context->T = o->seq;
-    context->ring = context->zigzag = 1;
+    context->zigzag = 1;
     context->rank = grid->d_rank % context->c;
     if (!context_check(*context, o->config.NH, false, err)) return false;
     size_t c = context->c, rows = o->micro_batch * (o->seq / c);
+    if (c > 1 && !context->ring && m->llama.KV / grid->t % c)
+        return error_set(err,
+                         "--context %zu does not divide the %zu key/value heads of a tensor "
+                         "rank, which --context-by ulysses needs: take --context-by ring",
+                         c, m->llama.KV / grid->t);
     return !o->sequence_parallel || rows % grid->t == 0 ||
            error_set(err,
                      "--tensor %zu does not divide the %zu tokens of a rank's micro-batch, "

@@ -44,10 +44,10 @@
 
 // Trainer: everything but the mathematics: options, memory, data, optimizer, checkpoints
 #include "llmc/trainer/stages.cuh"
-#include "llmc/trainer/split_data.cuh"
+#include "llmc/trainer/context_ranks.cuh"
+#include "llmc/trainer/moe_statistics.cuh"
 #include "llmc/kernels/attention.cuh"
 #include "llmc/kernels/classifier.cuh"
-#include "llmc/kernels/context.cuh"
 #include "llmc/kernels/encoder.cuh"
 #include "llmc/kernels/head_norm.cuh"
 #include "llmc/kernels/layernorm.cuh"
@@ -67,6 +67,7 @@ struct LayerActs {
     floatX *qkv;        // (N, S)       queries, keys and values; q and k turned by RoPE
     float *lse;         // (B, NHl, T)  log-sum-exp of each query's scores
     floatX *atty;       // (N, A)       output of attention
+    floatX *whole;      // (B, cT, A/c) Ulysses: of 1/c of the heads, as are qkv and lse then
     floatX *residual2;  // (Nl, C)      residual stream between attention and MLP
     Layernorm ln2;      // (Nl, C)
     Routing routing;    // where the N tokens go, and from where the rows of experts come
@@ -106,19 +107,14 @@ struct GPT : Trainer {
     float *angles_alone;          // the same of a sequence that is not cut
 
     // Context parallelism: c of the data ranks share each sequence.
-    Context cut;                  // of the tokens at hand: a sample of text is not cut
-    ncclComm_t sequence;          // these ranks; NULL: not connected yet
-    ncclComm_t counting;          // the same, for sums
-    cudaStream_t ring_stream;
-    cudaEvent_t ring_computed;    // what the ring sends has been read and written
-    cudaEvent_t arrived_keys;     // and what it brings is there
-    Ring ring;                    // keys, values and their gradients, which go round
+    ContextRanks context;
 
     // Expert parallelism: e of the data ranks share out the experts.
     Moe moe;                      // E experts (0: an MLP), k of a token, their places
     size_t e;
     ncclComm_t exchanging;        // these ranks; NULL: not connected yet
     ncclComm_t alike;             // the d/e ranks that hold the same experts
+    MoeStatistics statistics;     // for --log
 
     ncclComm_t tensor;            // the t ranks that share each layer
     cudaStream_t tensor_stream;   // for those of their collectives that overlap compute
@@ -272,6 +268,7 @@ static void layout_acts(GPT *m, Arena *arena, Acts *acts) {
         take(arena, a->qkv, N * m->S);
         take(arena, a->lse, N * m->NHl);
         take(arena, a->atty, N * A);
+        take(arena, a->whole, context_is_ulysses(m->context.cut) ? N * A : 0);
         take(arena, a->residual2, Nl * C);
         take_layernorm(arena, &a->ln2, Nl, C);
 
@@ -283,7 +280,7 @@ static void layout_acts(GPT *m, Arena *arena, Acts *acts) {
 
         if (!m->moe.E) continue;
 
-        take_routing(arena, &a->routing, m->moe, m->B, m->T);
+        take_routing(arena, &a->routing, m->moe, m->B, m->T, m->flags.context.c);
         take(arena, a->expert_in, R * C);
         take(arena, a->expert_out, R * C);
     }
@@ -335,7 +332,8 @@ static void layout(GPT *m) {
     take(arena, m->rows, E ? R * C : 0);
     take(arena, m->arrived, E ? R * C : 0);
     take(arena, m->dlogits, N * E);
-    take_ring(arena, &m->ring, context_is_ring(m->cut) ? N : 0, A, m->NHl, m->K);
+    take_statistics(arena, &m->statistics, m->config.L, m->moe);
+    take_context(arena, &m->context, N, A, m->NHl, m->K);
 
     // The sum of all rows takes the place of the partial one. A rank's rows of it have a
     // buffer of their own.
@@ -618,7 +616,7 @@ static HeadNorm head_norm_of(GPT *m, size_t l, floatX *qkv, floatX *qk, size_t N
 // Turns q and k in place by the angle of their position; sign -1 turns their gradients back.
 static void turn(GPT *m, floatX *qkv, size_t N, size_t T, float sign) {
     size_t D = llama_rotary(&m->llama, m->HS);
-    const float *angles = m->cut.c > 1 ? m->angles : m->angles_alone;
+    const float *angles = m->context.cut.c > 1 ? m->angles : m->angles_alone;
     rope(qkv, angles, N, T, m->NHl + m->KVl, m->HS, D, m->S, sign, m->stream);
 }
 
@@ -637,98 +635,6 @@ static void activation_backward(GPT *m, floatX *dinp, const floatX *dout, const 
         swiglu_backward(dinp, dout, inp, N, m->F, m->stream);
     else
         relu2_backward(dinp, dout, inp, N * m->F, m->stream);
-}
-
-// ----------------------------------------------------------------------------------------
-// Attention over the tokens of c ranks
-
-// While the keys and values of a step are at work, sends them to the next rank and receives
-// those of the next step. Gradients follow one step behind: the step before sends its own
-// where their keys went.
-static void ring_pass(GPT *m, size_t step, bool keys, bool gradients) {
-    if (!m->sequence || (!keys && !gradients)) return;
-    size_t c = m->cut.c;
-    size_t count = m->B * m->T * 2 * m->K;
-    size_t now = step % 2, later = 1 - now;
-    int next = (int)((m->cut.rank + 1) % c);
-    int previous = (int)((m->cut.rank + c - 1) % c);
-
-    floatX **kv = m->ring.kv;
-    float **dkv = m->ring.dkv;
-    cudaStream_t s = m->ring_stream;
-
-    CUDA_CHECK(cudaEventRecord(m->ring_computed, m->stream));
-    CUDA_CHECK(cudaStreamWaitEvent(s, m->ring_computed, 0));
-
-    // Keys are floatX, as forward made them. Gradients are fp32, as many ranks add to them.
-    // All four are one group: no rank waits in its send for a neighbour that sends, too.
-    Span span(m, s, "ring");
-    NCCL_CHECK(ncclGroupStart());
-    if (keys) {
-        NCCL_CHECK(ncclSend(kv[now], count, NCCL_FLOATX, next, m->sequence, s));
-        NCCL_CHECK(ncclRecv(kv[later], count, NCCL_FLOATX, previous, m->sequence, s));
-    }
-    if (gradients) {
-        NCCL_CHECK(ncclSend(dkv[later], count, ncclFloat, next, m->sequence, s));
-        NCCL_CHECK(ncclRecv(dkv[now], count, ncclFloat, previous, m->sequence, s));
-    }
-    NCCL_CHECK(ncclGroupEnd());
-
-    CUDA_CHECK(cudaEventRecord(m->arrived_keys, s));
-}
-
-// a->qkv (N, S) -> a->atty (N, A). Softmax over some keys, and over others, is softmax over
-// all of them once both are weighted by their sums of exponentials, which lse has. Keys of
-// fewer heads than queries are so much less to send.
-static void context_forward(GPT *m, LayerActs *a, size_t B, size_t T) {
-    size_t A = m->A, NHl = m->NHl;
-    size_t KVl = m->KVl, K = m->K;
-    cudaStream_t s = m->stream;
-    if (!context_is_ring(m->cut))
-        return attention_forward(a->atty, a->lse, a->qkv, B, T, A, NHl, s, Dropout(), KVl);
-
-    columns_move<false>(m->ring.kv[0], 2 * K, a->qkv + A, m->S, B, T, 0, T, 2 * K, s);
-    for (size_t step = 0; step < m->cut.c; step++) {
-        RingStep now = ring_step(m->cut, step, B, T, A, NHl, KVl);
-
-        // The next keys travel while attention to these is computed.
-        ring_pass(m, step, step + 1 < m->cut.c, false);
-        attention_pair_forward(m->ring, a->lse, a->qkv, now, s, Dropout());
-        attention_merge(m->ring, a->lse, now, s);
-        wait_for(m, m->arrived_keys, "wait context");
-    }
-    columns_move<false>(a->atty, A, m->ring.sum, A, B, T, 0, T, A, s);
-}
-
-// m->dnorm (N, A), the gradient of a->atty -> m->dqkv (N, S). Backward needs no merging: it
-// has the lse of all keys.
-static void context_backward(GPT *m, LayerActs *a, size_t B, size_t T) {
-    size_t A = m->A, NHl = m->NHl;
-    size_t KVl = m->KVl, K = m->K;
-    size_t c = m->cut.c;
-    cudaStream_t s = m->stream;
-    if (!context_is_ring(m->cut))
-        return attention_backward(m->dqkv, m->dattention, m->dnorm, a->atty, a->lse, a->qkv,
-                                  B, T, A, NHl, s, Dropout(), KVl);
-
-    columns_move<false>(m->ring.kv[0], 2 * K, a->qkv + A, m->S, B, T, 0, T, 2 * K, s);
-    for (size_t step = 0; step < c; step++) {
-        RingStep now = ring_step(m->cut, step, B, T, A, NHl, KVl);
-
-        // A rank adds its part to the gradients of these keys once those of the ranks before
-        // have arrived.
-        ring_pass(m, step, step + 1 < c, step > 0);
-        attention_pair_backward(m->ring, m->dattention, m->dnorm, a->atty, a->lse, a->qkv,
-                                now, s, Dropout());
-        wait_for(m, m->arrived_keys, "wait context");
-        ring_add(m->ring, now, s);
-    }
-
-    // The gradients have gone round but for the last step, which brings them home.
-    ring_pass(m, c, false, true);
-    wait_for(m, m->arrived_keys, "wait context");
-    columns_move<false>(m->dqkv, m->S, m->ring.sum, A, B, T, 0, T, A, s);
-    columns_move<false>(m->dqkv + A, m->S, m->ring.dkv[c % 2], 2 * K, B, T, 0, T, 2 * K, s);
 }
 
 // ----------------------------------------------------------------------------------------
@@ -761,12 +667,19 @@ static void exchange(GPT *m, floatX *out, const floatX *in, size_t B, bool back)
 }
 
 // Counts the choices (B, E) of whole sequences, by which their losses for balance go.
-static void count_tokens(GPT *m, float *tokens, size_t B) {
-    if (!context_is_ring(m->cut)) return;
-    size_t count = B * m->moe.E;
+static void count_tokens(GPT *m, Routing r, size_t B) {
+    ContextRanks *x = &m->context;
+    if (x->cut.c <= 1) return;
     Span span(m, m->stream, "all-reduce");
-    NCCL_CHECK(ncclAllReduce(tokens, tokens, count, ncclFloat, ncclSum, m->counting,
+    NCCL_CHECK(ncclAllReduce(r.tokens, r.whole, B * m->moe.E, ncclFloat, ncclSum, x->sums,
                              m->stream));
+}
+
+// Notes for --log what the router of layer l did. Tensor ranks route alike: one of them counts.
+static void log_choices(GPT *m, size_t l, const Routing &r, size_t B, size_t T) {
+    if (m->grid.t_rank == 0)
+        statistics_add(m, &m->statistics, m->plan.layers[l], r, m->moe, B, T,
+                       m->flags.context.c);
 }
 
 // x (N, C) -> a->expert_out (R, C). Experts stand between f and g, as an MLP does: each
@@ -784,7 +697,7 @@ static void experts_forward(GPT *m, size_t l, LayerActs *a, const floatX *x, siz
 
     // A token goes to the k experts of which its router thinks most.
     moe_route(a->routing, x, w[ROUTER], m->moe, B, T, C, s);
-    count_tokens(m, a->routing.tokens, B);
+    count_tokens(m, a->routing, B);
     moe_gather(m->rows, x, a->routing, m->moe, B, C, false, s);
     exchange(m, a->expert_in, m->rows, B, false);
 
@@ -874,7 +787,8 @@ static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const flo
     if (w[QNORMW])
         head_norm_forward(head_norm_of(m, l, a->qkv, a->qk, N), s);
     turn(m, a->qkv, N, T, 1);
-    context_forward(m, a, B, T);
+    context_forward(m, &m->context, a->atty, a->whole, a->lse, a->qkv, B, T, A, m->NHl,
+                    m->KVl);
     linear_forward(mm, m->proj, a->atty, w[PROJW], NULL, N, A, C);
     const floatX *proj = g_forward(m, m->reduced, m->proj, N);
 
@@ -891,10 +805,12 @@ static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const flo
     }
     if (!out) return;  // Backward computes a layer again up to here: it reads no more.
 
-    if (m->moe.E)
+    if (m->moe.E) {
+        log_choices(m, l, a->routing, B, T);
         moe_combine(m->proj, NULL, a->expert_out, a->routing, m->moe, N, C, s, Dropout());
-    else
+    } else {
         linear_forward(mm, m->proj, a->fch_act, w[FCPROJW], NULL, N, F, C);
+    }
     proj = g_forward(m, m->reduced, m->proj, N);
     residual_forward<NORM_RMS>(out, a->residual2, proj, NULL, Nl, C, s, Dropout());
 }
@@ -943,7 +859,8 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
     const floatX *ln1 = f_gather_again(m, a->ln1.out);
     linear_backward_input(mm, m->dnorm, dout, w[PROJW], N, A, C);
     linear_backward_weight(mm, dw[PROJW], a->atty, dout, N, A, C, add);
-    context_backward(m, a, B, T);
+    context_backward(m, &m->context, m->dqkv, m->dattention, m->dnorm, a->atty, a->whole,
+                     a->lse, a->qkv, B, T, A, m->NHl, m->KVl);
     turn(m, m->dqkv, N, T, -1);
     if (w[QNORMW])
         head_norm_backward(head_norm_of(m, l, m->dqkv, a->qk, N), dw[QNORMW], dw[KNORMW],
@@ -1106,6 +1023,7 @@ static void run_batch(GPT *m, bool training) {
 // gradients together says whether AdamW is to clip them.
 static void train_step(GPT *m) {
     StepReport report = trainer_begin_step(m);
+    statistics_begin(m, &m->statistics);
 
     // A head that is wte writes its gradient, and the encoder adds to it. Where only one of
     // them happens to wte, the encoder needs zeros.
@@ -1130,15 +1048,16 @@ static void train_step(GPT *m) {
     trainer_adamw(m, &report);
     gather_weights(m);
     trainer_end_step(m, &report);
+    statistics_end(m, &m->statistics, m->moe);
 }
 
 // A sample of T tokens is not cut: each data rank computes all of it, with the same weights
 // and the same coin.
 static void forward_alone(GPT *m, size_t T) {
-    m->cut = Context();
+    m->context.cut = Context();
     for (size_t c = 0; c < m->plan.chunks; c++)
         forward_step(m, m->slots, m->inputs, 1, T, NO_MICRO, c);
-    m->cut = m->flags.context;
+    m->context.cut = m->flags.context;
 }
 
 // Appends one token to the sample. Attention looks back only, so the last of its T tokens
@@ -1210,15 +1129,7 @@ static void connect(GPT *m) {
         m->alike = job_split_data(&m->job, &m->grid, e_rank, d / m->e, m->e, "expert data",
                                   false);
 
-    // The c ranks of a sequence are neighbours.
-    size_t c = m->cut.c;
-    size_t first = m->grid.d_rank - m->cut.rank;
-    if (c > 1)
-        m->counting = job_split_data(&m->job, &m->grid, first, c, 1, "context sums", true);
-
-    m->ring_stream = stream_create(m, "context", true);
-    event_create(&m->ring_computed);
-    event_create(&m->arrived_keys);
+    context_create(m, &m->context);
 
     // To load a kernel beside a receive that waits may hang, so all are loaded before links exist.
     trainer_warm_up(m, run_batch);
@@ -1226,8 +1137,7 @@ static void connect(GPT *m) {
     connect_links(m);
 
     // Messages come last: from here on a rank may wait for another one.
-    if (c > 1)
-        m->sequence = trainer_connect_data(m, first, c, 1, "context");
+    context_connect(m, &m->context);
     if (m->moe.E)
         m->exchanging = trainer_connect_data(m, m->grid.d_rank - e_rank, m->e, 1, "experts");
 }
@@ -1243,16 +1153,17 @@ static bool check_5d(Trainer *trainer, Error *err) {
         return false;
 
     // Neighbours among the data ranks share a sequence.
-    m->cut = o->context;
-    m->tokens = context_tokens(m->cut);
+    Context cut = o->context;
+    m->context.cut = cut;
+    m->tokens = context_tokens(cut);
 
     // Tensor ranks make summands of a router's gradient: one of them adds its two losses'.
     // The balance is that of a sequence, by 1/c of its tokens.
     size_t E = m->model.E, k = m->model.k;
-    size_t T = m->opt.seq / m->cut.c;
+    size_t T = m->opt.seq / cut.c;
     size_t slots = o->capacity > 0 ? moe_capacity(o->capacity, T, k, E) : T;
     double losses = m->grid.t_rank == 0;
-    float balance = (float)(losses * o->balance / (double)m->cut.c);
+    float balance = (float)(losses * o->balance / (double)cut.c);
     m->moe = {E, k, slots, balance, (float)(losses * o->z), m->model.normalised};
     m->e = o->e;
     return true;

@@ -300,6 +300,11 @@ static const Row ROWS[] = {
     {LLAMA_MLP, 1, 8, 1, 8, 1, 1, "", 1},
     {LLAMA_MLP, 4, 2, 1, 2, 1, 1, "--sequence-parallel 1", 1},
     {QWEN3_MOE, 4, 2, 1, 2, 2, 1, "", 1},
+
+    // c by all-to-alls
+    {QWEN3_MOE, 2, 2, 1, 2, 2, 1, "--context-by ulysses --sequence-parallel 1", 0},
+    {LLAMA_MLP, 1, 4, 1, 4, 1, 1, "--context-by ulysses --recompute layer", 1},
+    {DROPS, 1, 4, 2, 2, 4, 1, "--context-by ulysses", 1},
 };
 
 static void training_of(char flags[ARG_BYTES], const Training *h, const Row *row) {
@@ -516,6 +521,8 @@ static const struct {
     {"--model qwen2 --experts 4", "--experts needs --model mixtral or qwen3-moe", 1},
     {"--model mixtral --dropout 0.1", "--dropout", 1},
     {"--model mistral --window 16", "longer than the window of 16", 1},
+    {"--model mixtral --heads 4 --kv-heads 2 --context 4 --data 4 --context-by ulysses",
+     "does not divide the 2 key/value heads", 4},
 };
 
 static void group_refusals(TestContext *x) {
