@@ -325,7 +325,8 @@ static inline void reference_block_backward(Reference *ref, size_t l,
 }
 
 // Returns the sum of the losses of tokens -> targets (each [B,T]), and adds the gradient of
-// scale * that sum to ref->grads. scale 0: forward only. The window becomes ref->first.
+// scale * that sum to ref->grads. scale 0: forward only. ref->first, if it is there:
+// where the document of each token begins.
 static inline double reference_llama_loss(Reference *ref, const int *tokens,
                                           const int *targets, size_t B, size_t T,
                                           double scale) {
@@ -339,7 +340,9 @@ static inline double reference_llama_loss(Reference *ref, const int *tokens,
     double *lnf = reference_allocate(N * C), *dlnf = reference_allocate(N * C);
     double *probs = reference_allocate(N * V), *losses = reference_allocate(N);
     int *first = (int *)host_alloc(N, sizeof *first);
-    for (size_t b = 0; b < B; b++) window_keys(first + b * T, NULL, T, m->window);
+    const int *documents = ref->first;
+    for (size_t b = 0; b < B; b++)
+        window_keys(first + b * T, documents ? documents + b * T : NULL, T, m->window);
     ref->first = first;
     reference_llama_find(ref, ref->params, 0, w);
     reference_llama_find(ref, ref->grads, 0, g);
@@ -359,7 +362,7 @@ static inline double reference_llama_loss(Reference *ref, const int *tokens,
         for (size_t i = 0; i < N * C; i++)
             g[WTE][(size_t)tokens[i / C] * C + i % C] += d[0].x[i];
     }
-    ref->first = NULL;
+    ref->first = documents;
     free(first);
     free(memory);
     free(gradients);

@@ -187,8 +187,8 @@ template <class Model> static void open_trainer(Model *m) {
     trainer_open(m, command.count, command.words, ALL_SECTIONS);
 }
 static void open_trainer(llama::GPT *m) {
-    FieldTable rows = {LLAMA_ROWS, sizeof LLAMA_ROWS / sizeof LLAMA_ROWS[0], &m->flags};
     llama_make(&m->llama);
+    FieldTable rows = llama::options_of(m);
     Lesson lesson = {rows, llama::check_llama, &m->llama.spec, llama_sizes, tokenizer_open_kind};
     trainer_open(m, command.count, command.words, ALL_SECTIONS, lesson);
 }

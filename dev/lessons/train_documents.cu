@@ -28,6 +28,7 @@
 
 // Trainer: everything but the mathematics: options, memory, data, optimizer, checkpoints
 #include "llmc/trainer/split_data.cuh"
+#include "llmc/host/context.h"
 #include "llmc/host/documents.h"
 #include "llmc/kernels/attention_first.cuh"
 #include "llmc/kernels/classifier.cuh"
@@ -61,10 +62,16 @@ struct Acts {
     Layernorm lnf;      // (Nl, C)
 };
 
+// The command line's.
+struct Flags {
+    Context context;
+    Documents documents;
+};
+
 struct GPT : Trainer {
     // Context parallelism.
-    DocumentFlags documents;    // the command line's
-    Context flags;              // its part about context, and this rank's of each sequence
+    Flags options;
+    Context flags;              // the part about context, and this rank's of each sequence
     Context cut;                // of the tokens at hand: a sample of text is not cut
     ncclComm_t sequence;        // the c ranks that share each; NULL: not connected yet
     cudaStream_t ring_stream;
@@ -787,22 +794,25 @@ static void connect(GPT *m) {
 // tokens.
 static bool check_context(Trainer *trainer, Error *err) {
     GPT *m = static_cast<GPT *>(trainer);
-    m->flags = m->documents.context;
+    m->flags = m->options.context;
     // Neighbours among the data ranks share a sequence.
     m->flags.T = m->opt.seq;
     m->flags.rank = m->grid.d_rank % m->flags.c;
     m->cut = m->flags;
     m->tokens = context_tokens(m->flags);
     return context_check(m->flags, m->config.NH, m->opt.dropout > 0.0, err) &&
-           document_check(&m->documents, m->config.V, err);
+           document_check(&m->options.documents, m->config.V, err);
 }
 
 int main(int argc, char **argv) {
     static GPT gpt, *m = &gpt;
-    FieldTable rows = document_options(&m->documents);
+    FieldTable rows = {CONTEXT_OPTIONS, CONTEXT_OPTION_ROWS, &m->options};
+    rows = document_options(rows, &m->options.documents, "1");
     Lesson lesson = {rows, check_context, NULL, context_sizes};
     trainer_open(m, argc, argv, OPTIONS_DATA, lesson);  // Bad input ends here.
-    m->eot = document_token(&m->documents, &m->tokenizer, m->config.V);
+    m->eot = document_token(&m->options.documents, &m->tokenizer, m->config.V);
+    if (m->job.rank == 0)
+        documents_print(&m->train_data, &m->progress, m->eot);
     shard(m);
     trainer_allocate(m, layout);
     connect(m);

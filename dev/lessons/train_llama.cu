@@ -42,6 +42,7 @@
 #include "llmc/kernels/layernorm.cuh"
 #include "llmc/kernels/rope.cuh"
 #include "llmc/kernels/swiglu.cuh"
+#include "llmc/host/documents.h"
 #include "llmc/host/tokenizer_kinds.h"
 #include "llmc/llama.h"
 
@@ -80,15 +81,25 @@ struct LinkEnd {
     size_t count;           // messages so far; number k is in buffer k % PIPELINE_BUFFERS
 };
 
+// The command line's.
+struct Flags {
+    LlamaOptions llama;
+    Documents documents;
+};
+
 struct GPT : Trainer {
     Llama llama;                  // what GPTConfig lacks
-    LlamaOptions flags;
+    Flags flags;
     size_t HS;                    // channels of a head
     size_t KVl, K, S, G;          // see Letters
     int head;                     // the tensor that is the head: WTE or HEADW
     float *angles;                // (T, HS/2, 2) at most: RoPE's cosines and sines
-    int *first;                   // (B, T)  Mistral: the first key of each query's window
-    double seen;                  // keys that the queries of a sequence see
+
+    int *first;                   // (micros, B, T)  the first key that each query sees
+    int *host_first;              // the same, pinned
+    double *scores;               // [micros] pairs of a query and a key that it sees
+    int eot;                      // the token that a document begins with, or -1
+    FirstKeys keys;               // of the micro-batch at hand
 
     ncclComm_t tensor;            // the t ranks that share each layer
     cudaStream_t tensor_stream;   // for those of their collectives that overlap compute
@@ -214,9 +225,9 @@ static void layout_acts(GPT *m, Arena *arena, Acts *acts) {
         take_layernorm(arena, &acts->lnf, Nl, C);
 }
 
-// True if the window hides a key from a query.
-static bool has_window(const GPT *m) {
-    return m->llama.window && m->llama.window < m->T;
+// True if a window or a document hides a key from a query.
+static bool hides_keys(const GPT *m) {
+    return m->flags.documents.apart || (m->llama.window && m->llama.window < m->T);
 }
 
 // Takes memory for every buffer: called once to count bytes, and once to set pointers, so
@@ -244,8 +255,8 @@ static void layout(GPT *m) {
     take(arena, m->dattention, N * m->NHl);
     take(arena, m->scratch, reduce_scratch_floats(N, wide, S));
     take(arena, m->angles, m->T * m->HS);
-    if (has_window(m))
-        take(&m->weights, m->first, N);  // The warm-up needs it, and spoils activations.
+    if (hides_keys(m))
+        take(arena, m->first, m->micros * N);
 
     // The sum of all rows takes the place of the partial one. A rank's rows of it have a
     // buffer of their own.
@@ -271,6 +282,56 @@ static void layout(GPT *m) {
     host_array(m->slots, m->plan.slots);
     for (size_t i = 0; i < m->plan.slots; i++)
         layout_acts(m, arena, &m->slots[i]);
+}
+
+// ----------------------------------------------------------------------------------------
+// Windows and documents
+
+// Finds the first key that each query of sequence i of a batch sees: of its window, or of
+// its document if that begins later. Positions do not begin again with a document: RoPE
+// turns a query and a key by the difference of their positions, which is the same.
+static void find_keys(GPT *m, size_t i, const int *tokens, size_t T) {
+    int *first = m->host_first + i * T;
+    double *scores = &m->scores[i / m->B];
+    if (i % m->B == 0)
+        *scores = 0;
+    document_keys(first, tokens, T, m->eot);
+    *scores += window_keys(first, first, T, m->llama.window);
+}
+
+// The trainer shows each sequence of a batch that it reads.
+static void see_sequence(Trainer *trainer, size_t i, const int *tokens) {
+    GPT *m = static_cast<GPT *>(trainer);
+    find_keys(m, i, tokens, m->T);
+}
+
+// The warm-up, and a simulation, see sequences of one document.
+static void start_keys(GPT *m) {
+    size_t sequences = m->micros * m->B;
+    int *tokens = NULL;
+    if (!hides_keys(m)) return;
+    pinned_array(m->host_first, sequences * m->T);
+    host_array(m->scores, m->micros);
+    host_array(tokens, m->T);
+    for (size_t t = 0; t < m->T; t++)
+        tokens[t] = m->eot + 1;  // not the one that begins a document
+    for (size_t i = 0; i < sequences; i++)
+        find_keys(m, i, tokens, m->T);
+    free(tokens);
+    m->see_sequence = see_sequence;
+}
+
+// Copies what was found about N tokens to the device.
+static void copy_keys(GPT *m, size_t N) {
+    if (!m->first) return;
+    CUDA_CHECK(cudaMemcpyAsync(m->first, m->host_first, N * sizeof(int),
+                               cudaMemcpyHostToDevice, m->stream));
+}
+
+// Takes the keys of a micro-batch.
+static void keys_at(GPT *m, size_t micro) {
+    if (!m->first) return;
+    m->keys = {m->first + micro * m->B * m->T, m->scores[micro]};
 }
 
 // ----------------------------------------------------------------------------------------
@@ -521,11 +582,6 @@ static void turn(GPT *m, floatX *qkv, size_t N, size_t T, float sign) {
     rope(qkv, m->angles, N, T, m->NHl + m->KVl, m->HS, D, m->S, sign, m->stream);
 }
 
-// The keys that each query of B sequences sees.
-static FirstKeys keys_of(const GPT *m, size_t B) {
-    return {m->first, (double)B * m->seen};
-}
-
 // (N, G F) -> (N, F)
 static void activation_forward(GPT *m, floatX *out, const floatX *inp, size_t N) {
     if (m->G == 2)
@@ -560,7 +616,7 @@ static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const flo
     if (w[QNORMW])
         head_norm_forward(head_norm_of(m, l, a->qkv, a->qk, N), s);
     turn(m, a->qkv, N, T, 1);
-    attention_first_forward(a->atty, a->lse, a->qkv, keys_of(m, B), B, T, A, m->NHl, s,
+    attention_first_forward(a->atty, a->lse, a->qkv, m->keys, B, T, A, m->NHl, s,
                             Dropout(), m->KVl);
     linear_forward(mm, m->proj, a->atty, w[PROJW], NULL, N, A, C);
     const floatX *proj = g_forward(m, m->reduced, m->proj, N);
@@ -620,7 +676,7 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
     linear_backward_input(mm, m->dnorm, dout, w[PROJW], N, A, C);
     linear_backward_weight(mm, dw[PROJW], a->atty, dout, N, A, C, add);
     attention_first_backward(m->dqkv, m->dattention, m->dnorm, a->atty, a->lse, a->qkv,
-                             keys_of(m, B), B, T, A, m->NHl, s, Dropout(), m->KVl);
+                             m->keys, B, T, A, m->NHl, s, Dropout(), m->KVl);
     turn(m, m->dqkv, N, T, -1);
     if (w[QNORMW])
         head_norm_backward(head_norm_of(m, l, m->dqkv, a->qk, N), dw[QNORMW], dw[KNORMW],
@@ -757,8 +813,10 @@ static void backward_step(GPT *m, Acts *acts, const int *inputs, int micro, int 
 // logits are made when their gradient is due: one buffer serves all micro-batches in flight.
 static void run_batch(GPT *m, bool training) {
     PipelineStep step;
+    copy_keys(m, m->micros * m->B * m->T);
     for (size_t i = 0; plan_step(&m->plan, m->micros, &i, &step); i++) {
         size_t micro = step.micro, at = micro * m->B * m->T;
+        keys_at(m, micro);
         Acts *acts = &m->slots[training ? m->plan.slot[i] : 0];
         if (step.kind == STEP_FORWARD)
             forward_step(m, acts, m->inputs + at, m->B, m->T, micro, step.chunk);
@@ -808,6 +866,10 @@ static void train_step(GPT *m) {
 // has the logits of the next one, and tokens behind it (padding) do no harm.
 static void sample_token(GPT *m) {
     size_t C = m->config.C, last = m->sample.T - 1;
+    if (m->first)
+        find_keys(m, 0, m->host_inputs, m->sample.padded);
+    copy_keys(m, m->sample.padded);
+    keys_at(m, 0);
     for (size_t c = 0; c < m->plan.chunks; c++)
         forward_step(m, m->slots, m->inputs, 1, m->sample.padded, NO_MICRO, c);
 
@@ -876,7 +938,8 @@ static bool check_llama(Trainer *trainer, Error *err) {
     if (m->opt.dropout > 0)
         return error_set(err, "--dropout: these models have none; leave it out");
     bool from_file = m->opt.init || m->opt.resume;
-    return llama_resolve(&m->llama, &m->flags, &m->config, from_file, m->grid.t, err);
+    return document_check(&m->flags.documents, m->config.V, err) &&
+           llama_resolve(&m->llama, &m->flags.llama, &m->config, from_file, m->grid.t, err);
 }
 
 // Makes RoPE's table, of the T positions that a forward pass sees, once the warm-up has left
@@ -893,28 +956,25 @@ static void make_angles(GPT *m) {
     free(table);
 }
 
-// Fills in the first key of each query's window, which is the same in all sequences.
-static void make_window(GPT *m) {
-    int *first = NULL;
-    if (!has_window(m)) return;
-    host_array(first, m->T);
-    m->seen = window_keys(first, NULL, m->T, m->llama.window);
-    size_t bytes = m->T * sizeof(int);
-    for (size_t b = 0; b < m->B && !m->opt.simulate; b++)
-        CUDA_CHECK(cudaMemcpy(m->first + b * m->T, first, bytes, cudaMemcpyHostToDevice));
-    free(first);
+// The rows of the command line that the 3D trainer does not have.
+static FieldTable options_of(GPT *m) {
+    FieldTable rows = {LLAMA_ROWS, sizeof LLAMA_ROWS / sizeof LLAMA_ROWS[0], &m->flags};
+    return document_options(rows, &m->flags.documents, "0");
 }
 
 int main(int argc, char **argv) {
     static GPT gpt, *m = &gpt;
     llama_make(&m->llama);  // It can read a config.json now.
-    FieldTable rows = {LLAMA_ROWS, sizeof LLAMA_ROWS / sizeof LLAMA_ROWS[0], &m->flags};
+    FieldTable rows = options_of(m);
     Lesson llama = {rows, check_llama, &m->llama.spec, llama_sizes, tokenizer_open_kind};
     unsigned options = OPTIONS_TENSOR | OPTIONS_PIPELINE | OPTIONS_DATA;
     trainer_open(m, argc, argv, options, llama);  // Bad input ends here.
+    m->eot = document_token(&m->flags.documents, &m->tokenizer, m->config.V);
+    if (m->job.rank == 0)
+        documents_print(&m->train_data, &m->progress, m->eot);
     shard(m);
     trainer_allocate(m, layout);
-    make_window(m);
+    start_keys(m);
     connect(m);
     make_angles(m);
     trainer_start(m);

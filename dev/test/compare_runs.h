@@ -101,6 +101,18 @@ static inline Reference reference_copy(const Reference *from) {
     return ref;
 }
 
+// Looks back from each token of sequences of T for the one that begins its document; the caller
+// frees the [N] positions.
+static inline int *document_begins(const int *tokens, size_t N, size_t T, int eot) {
+    int *first = allocate(N * sizeof(int));
+    for (size_t n = 0; n < N; n++) {
+        size_t begin = n;
+        while (begin % T > 0 && tokens[begin] != eot) begin--;
+        first[n] = (int)(begin % T);
+    }
+    return first;
+}
+
 // Mean loss of sequences first .. first + count of the shard.
 static inline double reference_mean_loss(Reference *ref, const int *tokens, size_t T, size_t first,
                                          size_t count, double scale) {

@@ -14,15 +14,10 @@ static const Training TRAINING = {T, G, STEPS, 3e-3, 0.1, 1.0, 0.9, 0.95, 1e-8, 
 // The token that begins a document, for the reference.
 static int eot = EOT;
 
-// GPT-2 over documents: looks back from each token for the one that begins its document.
+// GPT-2 over documents.
 static double tested_loss(Reference *ref, const int *tokens, const int *targets, size_t B,
                           size_t seq, double scale) {
-    int *first = allocate(B * seq * sizeof(int));
-    for (size_t n = 0; n < B * seq; n++) {
-        size_t begin = n;
-        while (begin % seq > 0 && tokens[begin] != eot) begin--;
-        first[n] = (int)(begin % seq);
-    }
+    int *first = document_begins(tokens, B * seq, seq, eot);
     ref->first = first;
     double loss = reference_loss_and_gradients(ref, tokens, targets, B, seq, scale);
     ref->first = NULL;

@@ -163,6 +163,35 @@ static void group_reference(Context *x) {
 
 static const Layout LLAMA_ONE = {"train_llama", 1, ""};
 
+// The token that documents begin with; -1: they are not kept apart.
+static int eot = -1;
+
+static double tested_loss(Reference *ref, const int *tokens, const int *targets, size_t B,
+                          size_t T, double scale) {
+    int *first = eot < 0 ? NULL : document_begins(tokens, B * T, T, eot);
+    ref->first = first;
+    double loss = reference_llama_loss(ref, tokens, targets, B, T, scale);
+    ref->first = NULL;
+    free(first);
+    return loss;
+}
+
+// Puts `eot` into sequences of T tokens. Of eight, one is a document as a whole, one has documents
+// of one token, one has borders beside those of a window of 9 and at the ends, the others have
+// random lengths. In bf16 equal tokens have equal errors: documents of one token must be few.
+static void add_documents(int *tokens, size_t count, size_t T) {
+    static const size_t borders[] = {1, 2, 10, 11, 20, 30, 71};
+    int *lengths = random_tokens(count, 9, 32);
+    for (size_t n = 0; n < count; n++) {
+        size_t kind = n / T % 8;
+        if (tokens[n] == eot) tokens[n] = 0;
+        if (kind == 1 || (kind > 2 && lengths[n] == 0)) tokens[n] = eot;
+        for (size_t i = 0; i < sizeof borders / sizeof *borders && kind == 2; i++)
+            if (n % T == borders[i]) tokens[n] = eot;
+    }
+    free(lengths);
+}
+
 // A model with its folder, its shard and the reference's results.
 typedef struct {
     Llama llama;
@@ -177,15 +206,17 @@ static void open_case(const Context *x, Case *c, const Model *s, const char *fol
     size_t count = s->T * s->global * h.steps + 1;
     int *tokens = random_tokens(count, s->V, 31);
     char shard[64];
+    if (eot >= 0) add_documents(tokens, count, s->T);
     c->h = h;
     c->ref = llama_model(s, &c->llama, s->C <= 32 ? 0.2 : 0.2 * sqrt(32 / (double)s->C), 30);
     write_folder(folder, llama_config(&c->ref.config), &c->ref.table, c->ref.params, INTACT);
     snprintf(shard, sizeof shard, "%.40s.bin", folder);
     write_shard(shard, 20240520, 1, (int)count, tokens, count);
     Reference trained = reference_copy(&c->ref);
-    reference_loss = reference_llama_loss;
+    reference_loss = tested_loss;
     c->want = reference_train(&trained, &h, tokens, x->bf16);
     training_flags(c->flags, &h, folder, shard);
+    if (eot >= 0) strcat(c->flags, " --documents 1");
     reference_free(&trained);
     free(tokens);
 }
@@ -327,19 +358,19 @@ static bool same_family(const Row *a, const Row *b) {
            sp[0] == sp[1] && (a->p > 1) == (b->p > 1);
 }
 
-static void group_layouts(Context *x) {
+static void run_rows(Context *x, const Model *models, const Row *rows, size_t count) {
     static Case cases[NUM_MODELS];
     static Log logs[NUM_ROWS];
     double *gradients[NUM_ROWS] = {NULL};
-    for (size_t i = 0; i < NUM_ROWS; i++) {
-        const Row *row = &ROWS[i];
+    for (size_t i = 0; i < count; i++) {
+        const Row *row = &rows[i];
         Case *c = &cases[row->model];
         const ParamTable *table = &c->ref.table;
         char name[160], flags[256];
         Layout layout = {"train_llama", row->t * row->d * row->p, flags};
         if (layout.ranks > max_ranks(x) || (x->bf16 && !row->bf16)) continue;
-        if (!c->want.weights) open_case(x, c, &MODELS[row->model], MODELS[row->model].name);
-        snprintf(name, sizeof name, "%s %dx%dx%d of %d %s", MODELS[row->model].name, row->t,
+        if (!c->want.weights) open_case(x, c, &models[row->model], models[row->model].name);
+        snprintf(name, sizeof name, "%s %dx%dx%d of %d %s", models[row->model].name, row->t,
                  row->d, row->p, row->micro, row->flags);
         snprintf(flags, sizeof flags,
                  "--tensor %d --data %d --pipeline %d --micro-batch %d --debug-replicas 1 %s",
@@ -350,7 +381,7 @@ static void group_layouts(Context *x) {
         run_case(x, c, &layout, name, gradients[i]);
         logs[i] = read_log("log");
         for (size_t j = 0; j < i; j++) {
-            if (!gradients[j] || !same_family(&ROWS[j], row)) continue;
+            if (!gradients[j] || !same_family(&rows[j], row)) continue;
             check(&x->check,
                   same_log(&logs[i], &logs[j]) &&
                       memcmp(gradients[i], gradients[j], table->total * sizeof(double)) == 0,
@@ -358,10 +389,154 @@ static void group_layouts(Context *x) {
             break;
         }
     }
-    for (size_t i = 0; i < NUM_ROWS; i++) free(gradients[i]);
+    for (size_t i = 0; i < count; i++) free(gradients[i]);
     for (size_t i = 0; i < NUM_MODELS; i++) {
         if (cases[i].want.weights) close_case(&cases[i]);
+        memset(&cases[i], 0, sizeof cases[i]);
     }
+}
+
+static void group_layouts(Context *x) { run_rows(x, MODELS, ROWS, NUM_ROWS); }
+
+// ---- group documents: several in a sequence, with a window and without ------------------
+
+static const Model DOCUMENTS[] = {
+    {"llama", LLAMA, false, 4, 32, 8, 4, 48, 200, 72, 1, 8, 1, 8, 0, 0},
+    {"mistral", MISTRAL, false, 4, 32, 8, 4, 48, 200, 72, 1, 8, 1, 0, 0, 9},
+};
+
+static const Row DOCUMENT_ROWS[] = {
+    {0, 1, 1, 1, 4, "", true},
+    {0, 2, 2, 2, 1, "--sequence-parallel 1 --virtual 2 --recompute layer", false},
+    {1, 1, 1, 1, 2, "--recompute layer", true},
+    {1, 4, 1, 1, 1, "", false},
+    {1, 2, 1, 4, 1, "--recompute gelu", false},
+    {1, 2, 2, 2, 1, "--sequence-parallel 1 --virtual 2", true},
+};
+
+// Documents together have the loss and the gradients of documents one by one, in which positions
+// begin at 0: RoPE's angles are relative.
+static void documents_alone(Context *x, const Model *s) {
+    static const size_t lengths[] = {1, 5, 26, 40};
+    const Layout one = {"train_llama", 1, "--micro-batch 1"};
+    Training h = {s->T, 1, 1, 1e-4, 0.1, 1.0, 0.9, 0.95, 1e-8, 0};
+    Llama m;
+    Reference ref = llama_model(s, &m, 0.2, 30);  // for its weights and its table
+    size_t total = ref.table.total;
+    double *want = allocate(total * sizeof(double)), *got = allocate(total * sizeof(double));
+    int *tokens = random_tokens(s->T + 1, (size_t)eot, 33);
+    char flags[ARG_BYTES];
+    double loss = 0;
+    bool ok = true;
+    write_folder("model", llama_config(&ref.config), &ref.table, ref.params, INTACT);
+    for (size_t i = 0, t = 0; i < 4; t += lengths[i++]) tokens[t] = eot;
+    for (size_t i = 0, t = 0; i < 4; t += lengths[i++]) {
+        double share = (double)lengths[i] / (double)s->T;
+        h.seq = lengths[i];
+        write_shard("shard.bin", 20240520, 1, (int)h.seq + 1, tokens + t, h.seq + 1);
+        training_flags(flags, &h, "model", "shard.bin");
+        remove("log");
+        ok = ok && runs(x, &one, "", "%s --log log --dump-gradients gradients", flags) &&
+             read_tensors("gradients", "", &ref.table, got);
+        loss += share * read_log("log").loss[0];
+        for (size_t k = 0; k < total; k++) want[k] += share * got[k];
+    }
+    h.seq = s->T;
+    write_shard("shard.bin", 20240520, 1, (int)s->T + 1, tokens, s->T + 1);
+    training_flags(flags, &h, "model", "shard.bin");
+    Bounds bound = llama_bounds(x, &ref.config);
+    for (int apart = 1; apart >= 0; apart--) {
+        remove("log");
+        ok = ok && runs(x, &one, "", "%s --log log --dump-gradients gradients --documents %d", flags,
+                        apart) &&
+             read_tensors("gradients", "", &ref.table, got);
+        double off = relative(read_log("log").loss[0], loss);
+        Errors e = compare_tensors(&ref.table, got, want);
+        bool near = off <= bound.loss && e.whole <= 2 * bound.gradients;
+        bool far = off > 1e-4 && e.whole > 0.05;
+        check(&x->check, ok && (apart ? near : far),
+              "%s: loss %.1e and gradients %.1e off those of 4 documents one by one%s", s->name,
+              off, e.whole, apart ? "" : " with --documents 0");
+    }
+    remove("log");
+    free(want);
+    free(got);
+    free(tokens);
+    reference_free(&ref);
+}
+
+// Validation, the line about documents, and a checkpoint that goes on with another token.
+static void documents_used(Context *x, const Model *s) {
+    static Case c;
+    Layout layout = {"train_llama", 1, "--micro-batch 2"};
+    open_case(x, &c, s, s->name);
+    int *tokens = random_tokens(s->T * 8 + 1, s->V, 31);
+    add_documents(tokens, s->T * 8 + 1, s->T);
+    size_t count = 0;
+    for (size_t n = 0; n < s->T * 8; n++) count += n % s->T == 0 || tokens[n] == eot;
+    char line[120];
+    snprintf(line, sizeof line, "documents    begin at token %d: %zu in the next 8 sequences\n",
+             eot, count);
+    Outcome o = run(x->build, &layout, PLAIN, "%s --dry-run", c.flags);
+    check(&x->check, o.code == 0 && strstr(o.out, line), "%s: --dry-run says: %.*s", s->name,
+          (int)strlen(line) - 1, line);
+    outcome_free(&o);
+
+    double got = NAN, want = reference_mean_loss(&c.ref, tokens, s->T, 0, 8, 0);
+    remove_tree("out");
+    o = run(x->build, &layout, PLAIN, "%s --steps 1 --out out --val-data %s.bin --val-every 1 "
+            "--val-batches 1",
+            c.flags, s->name);
+    const char *at = strstr(o.out, "validation loss ");
+    bool found = at && sscanf(at, "validation loss %lf", &got) == 1;
+    double bound = 1e-6 + llama_bounds(x, &c.ref.config).loss;  // six decimals are printed
+    check(&x->check, o.code == 0 && found && relative(got, want) <= bound,
+          "%s: validation keeps documents apart: %.1e off", s->name, relative(got, want));
+    outcome_free(&o);
+
+    const char *rest = strchr(c.flags + 7, ' ');  // behind "--init MODEL"
+    for (int other = 0; other < 2; other++) {
+        o = run(x->build, &layout, PLAIN, "--resume out/step-00000001 %s --eot %d", rest,
+                other ? 7 : eot);
+        bool note = strstr(o.out, "trained with eot = 199, this run has 7\n") != NULL;
+        check(&x->check, o.code == 0 && note == other, "%s: a run that goes on with %s eot %s",
+              s->name, other ? "another" : "the same", other ? "says so" : "has no note");
+        outcome_free(&o);
+    }
+    free(tokens);
+    close_case(&c);
+}
+
+// The same bits, whatever is recomputed and in whatever order streams and messages come.
+static void documents_bits(Context *x, const Model *s) {
+    static const struct { const char *flags, *env;
+    } bits[] = {{"", ""},
+                {"--recompute layer", "CPU_STREAM_ORDER=random:1 NCCL_DELAY=random:1:2000"}};
+    Layout layout = {"train_llama", 8, "--tensor 2 --data 2 --pipeline 2 --micro-batch 1"};
+    static Case c;
+    bool same = true;
+    if (max_ranks(x) < 8) return;
+    open_case(x, &c, s, s->name);
+    for (int i = 0; i < 2 && same; i++) {
+        const char *out = i ? "other" : "base";
+        remove_tree(out);
+        same = runs(x, &layout, on_gpu(x) ? "" : bits[i].env, "%s --out %s %s", c.flags, out,
+                    bits[i].flags);
+    }
+    check(&x->check, same && same_checkpoint("base/step-00000002", "other/step-00000002"),
+          "%s: the same bits, with recomputation and streams in random order", s->name);
+    close_case(&c);
+}
+
+static void group_documents(Context *x) {
+    eot = 199;
+    run_rows(x, DOCUMENTS, DOCUMENT_ROWS, sizeof DOCUMENT_ROWS / sizeof *DOCUMENT_ROWS);
+    for (size_t i = 0; i < 2 && !x->bf16; i++) documents_alone(x, &DOCUMENTS[i]);
+    if (!x->bf16) {
+        documents_used(x, &DOCUMENTS[1]);
+        documents_bits(x, &DOCUMENTS[1]);
+    }
+    eot = -1;
 }
 
 // ---- group config: config.json alone ---------------------------------------------------
@@ -861,6 +1036,9 @@ static const struct { const char *name, *flags, *says; int ranks;
     {"a window that the folder has not", "--window 8", "a window of 0 keys", 1},
     {"heads of another size than the folder's", "--head-dim 8", "heads of 4 channels", 1},
     {"an unknown size", "--model llama-9000", "--model must be one of", 1},
+    {"a token that no document begins with", "--documents 1 --eot 200",
+     "--eot 200 is not below the 200 tokens of the model", 1},
+    {"a token without documents", "--eot 7", "--eot 7 needs --documents 1", 1},
 };
 
 static void group_refusals(Context *x) {
@@ -931,6 +1109,7 @@ static const Group GROUPS[] = {
     {"shapes", group_shapes},        // odd sizes against the reference
     {"layouts",
      group_layouts},           // layouts against the reference, and the bits that they must share
+    {"documents", group_documents},  // several in a sequence, with a window and without
     {"config", group_config},  // config.json alone
     {"files", group_files},    // folders in and out
     {"uses", group_uses},      // --eval and samples
