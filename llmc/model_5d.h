@@ -13,6 +13,7 @@
 #define LLMC_MODEL_5D_H
 
 #include "llmc/host/context.h"
+#include "llmc/host/documents.h"
 #include "llmc/host/moe.h"
 #include "llmc/llama.h"
 
@@ -256,6 +257,7 @@ typedef struct {
     double capacity;    // an expert has capacity * T k / E places for a rank's T tokens of a
                         // sequence; 0: T
     double balance, z;  // coefficients of the two losses
+    Documents documents;
 } Options5D;
 
 // The names behind LLAMA_NAMES.
@@ -380,10 +382,6 @@ static inline bool moe_llama_resolve(MoeLlama *m, Options5D *flags, const Option
     if (m->E && m->llama.type != LLAMA && m->llama.type != QWEN3)
         return error_set(err, "--experts needs --model mixtral or qwen3-moe: %s has an MLP",
                          LLAMA_TYPES[m->llama.type]);
-    size_t window = m->llama.window;
-    if (window && window < o->seq)
-        return error_set(err, "--seq %zu is longer than the window of %zu keys: shorten it",
-                         o->seq, window);
     if (!m->E && (flags->k || flags->e > 1))
         return error_set(err, "--%s needs --experts: this model has an MLP",
                          flags->k ? "top-k" : "expert-parallel");

@@ -45,6 +45,7 @@
 // Trainer: everything but the mathematics: options, memory, data, optimizer, checkpoints
 #include "llmc/trainer/stages.cuh"
 #include "llmc/trainer/context_ranks.cuh"
+#include "llmc/trainer/expert_ranks.cuh"
 #include "llmc/trainer/moe_statistics.cuh"
 #include "llmc/kernels/attention.cuh"
 #include "llmc/kernels/classifier.cuh"
@@ -54,6 +55,7 @@
 #include "llmc/kernels/moe.cuh"
 #include "llmc/kernels/rope.cuh"
 #include "llmc/kernels/swiglu.cuh"
+#include "llmc/host/documents.h"
 #include "llmc/host/tokenizer_kinds.h"
 #include "llmc/model_5d.h"
 
@@ -106,14 +108,19 @@ struct GPT : Trainer {
     float *angles;                // (T, HS/2, 2) at most: RoPE's cosines and sines
     float *angles_alone;          // the same of a sequence that is not cut
 
+    int *first;                   // (micros, c, B, T)  the first key that each query sees
+    int *host_first;              // the same, pinned
+    double *scores;               // [micros][c] pairs of a query and a key that it sees
+    int *whole_first;             // [cT] the first key of each token of a sequence
+    int eot;                      // the token that a document begins with, or -1
+    ContextKeys keys;             // of the micro-batch at hand
+
     // Context parallelism: c of the data ranks share each sequence.
     ContextRanks context;
 
     // Expert parallelism: e of the data ranks share out the experts.
     Moe moe;                      // E experts (0: an MLP), k of a token, their places
-    size_t e;
-    ncclComm_t exchanging;        // these ranks; NULL: not connected yet
-    ncclComm_t alike;             // the d/e ranks that hold the same experts
+    ExpertRanks experts;
     MoeStatistics statistics;     // for --log
 
     ncclComm_t tensor;            // the t ranks that share each layer
@@ -182,11 +189,11 @@ struct Holders {
 // by every e-th of them: by one rank of each group that shares the experts out.
 static Holders holders(const GPT *m, size_t b) {
     bool experts = m->moe.E && bucket_of_experts(&m->table, b);
-    size_t e = experts ? m->e : 1;
+    size_t e = experts ? m->experts.e : 1;
     size_t count = m->grid.d / e;
     size_t part = (m->table.buckets[b + 1] - m->table.buckets[b]) / count;
     size_t rank = m->grid.d_rank / e;
-    return {experts ? m->alike : m->data, count, part, rank * part};
+    return {experts ? m->experts.alike : m->data, count, part, rank * part};
 }
 
 // Makes this data rank the owner of its part of every bucket.
@@ -229,7 +236,7 @@ static void shard(GPT *m) {
     mine.e_rank = m->grid.t_rank;
     trainer_shard(m, mine);
     if (m->moe.E)
-        table_keep_experts(&m->table, m->moe.E, m->e, m->grid.d_rank % m->e);
+        table_keep_experts(&m->table, m->moe.E, m->experts.e, m->grid.d_rank % m->experts.e);
 
     own_buckets(m, &m->share);
     if (m->opt.zero)
@@ -298,6 +305,12 @@ static void first_experts(GPT *m) {
     }
 }
 
+// True if a window or a document hides a key from a query.
+static bool hides_keys(const GPT *m) {
+    size_t window = m->llama.window;
+    return m->flags.documents.apart || (window && window < m->opt.seq);
+}
+
 // Takes memory for every buffer: called once to count bytes, and once to set pointers, so
 // that --dry-run prints the bytes that training takes.
 static void layout(GPT *m) {
@@ -327,6 +340,8 @@ static void layout(GPT *m) {
     take(arena, m->scratch, reduce_scratch_floats(N, wide, S > E * C ? S : E * C));
     take(arena, m->angles, m->T * m->HS);
     take(arena, m->angles_alone, m->T * m->HS);
+    if (hides_keys(m))
+        take(arena, m->first, m->micros * N * m->flags.context.c);
 
     // experts and the ring
     take(arena, m->rows, E ? R * C : 0);
@@ -359,6 +374,61 @@ static void layout(GPT *m) {
     host_array(m->slots, m->plan.slots);
     for (size_t i = 0; i < m->plan.slots; i++)
         layout_acts(m, arena, &m->slots[i]);
+}
+
+// ----------------------------------------------------------------------------------------
+// Windows and documents
+
+// Finds the first key that each query of sequence i of a batch sees: of its window, or of
+// its document if that begins later. Positions do not begin again with a document: RoPE
+// turns a query and a key by the difference of their positions, which is the same. The
+// sequence is cut over ranks that have T tokens each, and keys of another rank have rows of
+// their own.
+static void find_keys(GPT *m, Context cut, size_t i, const int *tokens, size_t T) {
+    size_t whole = cut.c > 1 ? T * cut.c : T;
+    int *first = m->whole_first;
+    document_keys(first, tokens, whole, m->eot);
+    window_keys(first, first, whole, m->llama.window);
+    context_rows(cut, m->host_first, m->scores, first, i, m->B, T);
+}
+
+// The trainer shows each sequence of a batch that it reads.
+static void see_sequence(Trainer *trainer, size_t i, const int *tokens) {
+    GPT *m = static_cast<GPT *>(trainer);
+    find_keys(m, m->flags.context, i, tokens, m->T);
+}
+
+// The warm-up, and a simulation, see sequences of one document.
+static void start_keys(GPT *m) {
+    size_t sequences = m->micros * m->B;
+    int *tokens = NULL;
+    if (!hides_keys(m)) return;
+    pinned_array(m->host_first, sequences * m->opt.seq);
+    host_array(m->whole_first, m->opt.seq);
+    host_array(m->scores, m->micros * m->flags.context.c);
+    host_array(tokens, m->opt.seq);
+    for (size_t t = 0; t < m->opt.seq; t++)
+        tokens[t] = m->eot + 1;  // not the one that begins a document
+    for (size_t i = 0; i < sequences; i++)
+        see_sequence(m, i, tokens);
+    free(tokens);
+    m->see_sequence = see_sequence;
+}
+
+// Copies what was found about N tokens to the device.
+static void copy_keys(GPT *m, size_t N) {
+    if (!m->first) return;
+    size_t bytes = N * m->flags.context.c * sizeof(int);
+    CUDA_CHECK(cudaMemcpyAsync(m->first, m->host_first, bytes, cudaMemcpyHostToDevice,
+                               m->stream));
+}
+
+// Takes the keys of a micro-batch.
+static void keys_at(GPT *m, size_t micro) {
+    if (!m->first) return;
+    size_t steps = context_steps(m->context.cut);
+    int *first = m->first + micro * m->B * m->opt.seq;
+    m->keys = {first, m->scores + micro * steps};
 }
 
 // ----------------------------------------------------------------------------------------
@@ -640,32 +710,6 @@ static void activation_backward(GPT *m, floatX *dinp, const floatX *dout, const 
 // ----------------------------------------------------------------------------------------
 // Experts
 
-// The all-to-all of e ranks. It takes the rows (E, B slots, C) of this rank's tokens to their
-// experts, where they arrive as (El, e, B slots, C), so that an expert's rows are one matrix;
-// or it takes them back. Empty places travel, too: so no rank need know how many tokens
-// another one sends, and the host only enqueues. Nothing overlaps with it.
-static void exchange(GPT *m, floatX *out, const floatX *in, size_t B, bool back) {
-    if (!m->exchanging) return;
-    size_t e = m->e, El = m->moe.E / e;
-    size_t count = B * m->moe.slots * m->config.C;
-    ncclComm_t comm = m->exchanging;
-    cudaStream_t s = m->stream;
-    Span span(m, s, back ? "combine" : "dispatch");
-
-    NCCL_CHECK(ncclGroupStart());
-    for (size_t rank = 0; rank < e; rank++) {
-        for (size_t x = 0; x < El; x++) {
-            size_t by_token = (rank * El + x) * count;
-            size_t by_expert = (x * e + rank) * count;
-            const floatX *from = in + (back ? by_expert : by_token);
-            floatX *to = out + (back ? by_token : by_expert);
-            NCCL_CHECK(ncclSend(from, count, NCCL_FLOATX, (int)rank, comm, s));
-            NCCL_CHECK(ncclRecv(to, count, NCCL_FLOATX, (int)rank, comm, s));
-        }
-    }
-    trainer_group_end(m);
-}
-
 // Counts the choices (B, E) of whole sequences, by which their losses for balance go.
 static void count_tokens(GPT *m, Routing r, size_t B) {
     ContextRanks *x = &m->context;
@@ -687,7 +731,7 @@ static void log_choices(GPT *m, size_t l, const Routing &r, size_t B, size_t T) 
 static void experts_forward(GPT *m, size_t l, LayerActs *a, const floatX *x, size_t B,
                             size_t T) {
     size_t C = m->config.C, F = m->F, GF = m->G * F;
-    size_t El = m->moe.E / m->e;
+    size_t El = m->moe.E / m->experts.e;
     size_t R = moe_rows(m->moe, B);
     size_t Re = R / El;
     size_t step = expert_step(C, F);
@@ -699,7 +743,7 @@ static void experts_forward(GPT *m, size_t l, LayerActs *a, const floatX *x, siz
     moe_route(a->routing, x, w[ROUTER], m->moe, B, T, C, s);
     count_tokens(m, a->routing, B);
     moe_gather(m->rows, x, a->routing, m->moe, B, C, false, s);
-    exchange(m, a->expert_in, m->rows, B, false);
+    experts_exchange(m, &m->experts, m->moe, a->expert_in, m->rows, B, false);
 
     // an MLP of each expert: gate and up are one product, and rows of all experts one
     // activation
@@ -716,7 +760,7 @@ static void experts_forward(GPT *m, size_t l, LayerActs *a, const floatX *x, siz
     }
 
     // The results go back, each to be weighted by the router's probability.
-    exchange(m, a->expert_out, m->rows, B, true);
+    experts_exchange(m, &m->experts, m->moe, a->expert_out, m->rows, B, true);
 }
 
 // dout (N, C), the gradient of the weighted sum -> m->dnorm (N, C), a summand of that of the
@@ -725,7 +769,7 @@ static void experts_backward(GPT *m, size_t l, LayerActs *a, const floatX *dout,
                              const floatX *ln2, bool add) {
     size_t B = m->B, T = m->T, N = B * T;
     size_t C = m->config.C, F = m->F, GF = m->G * F;
-    size_t E = m->moe.E, El = E / m->e;
+    size_t E = m->moe.E, El = E / m->experts.e;
     size_t R = moe_rows(m->moe, B);
     size_t Re = R / El;
     size_t step = expert_step(C, F);
@@ -738,7 +782,7 @@ static void experts_backward(GPT *m, size_t l, LayerActs *a, const floatX *dout,
     moe_backward_router(m->dlogits, dout, a->expert_out, a->routing, m->moe, m->dloss, B, T,
                         C, s);
     moe_gather(m->rows, dout, a->routing, m->moe, B, C, true, s);
-    exchange(m, m->arrived, m->rows, B, false);
+    experts_exchange(m, &m->experts, m->moe, m->arrived, m->rows, B, false);
 
     // an MLP of each expert
     for (size_t i = 0; i < El; i++) {
@@ -762,7 +806,7 @@ static void experts_backward(GPT *m, size_t l, LayerActs *a, const floatX *dout,
 
     // Gradients of their inputs come back, and the router's joins them: of its losses for
     // balance and for small logits, too.
-    exchange(m, m->arrived, m->rows, B, true);
+    experts_exchange(m, &m->experts, m->moe, m->arrived, m->rows, B, true);
     moe_backward_input(m->dnorm, m->arrived, m->dlogits, w[ROUTER], a->routing, m->moe, N, C,
                        s);
 
@@ -787,8 +831,8 @@ static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const flo
     if (w[QNORMW])
         head_norm_forward(head_norm_of(m, l, a->qkv, a->qk, N), s);
     turn(m, a->qkv, N, T, 1);
-    context_forward(m, &m->context, a->atty, a->whole, a->lse, a->qkv, B, T, A, m->NHl,
-                    m->KVl);
+    context_forward(m, &m->context, a->atty, a->whole, a->lse, a->qkv, m->keys, B, T, A,
+                    m->NHl, m->KVl);
     linear_forward(mm, m->proj, a->atty, w[PROJW], NULL, N, A, C);
     const floatX *proj = g_forward(m, m->reduced, m->proj, N);
 
@@ -860,7 +904,7 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
     linear_backward_input(mm, m->dnorm, dout, w[PROJW], N, A, C);
     linear_backward_weight(mm, dw[PROJW], a->atty, dout, N, A, C, add);
     context_backward(m, &m->context, m->dqkv, m->dattention, m->dnorm, a->atty, a->whole,
-                     a->lse, a->qkv, B, T, A, m->NHl, m->KVl);
+                     a->lse, a->qkv, m->keys, B, T, A, m->NHl, m->KVl);
     turn(m, m->dqkv, N, T, -1);
     if (w[QNORMW])
         head_norm_backward(head_norm_of(m, l, m->dqkv, a->qk, N), dw[QNORMW], dw[KNORMW],
@@ -1002,8 +1046,10 @@ static void backward_step(GPT *m, Acts *acts, const int *inputs, int micro, int 
 // logits are made when their gradient is due: one buffer serves all micro-batches in flight.
 static void run_batch(GPT *m, bool training) {
     PipelineStep step;
+    copy_keys(m, m->micros * m->B * m->T);
     for (size_t i = 0; plan_step(&m->plan, m->micros, &i, &step); i++) {
         size_t micro = step.micro, at = micro * m->B * m->T;
+        keys_at(m, micro);
         Acts *acts = &m->slots[training ? m->plan.slot[i] : 0];
         if (step.kind == STEP_FORWARD)
             forward_step(m, acts, m->inputs + at, m->B, m->T, micro, step.chunk);
@@ -1055,6 +1101,8 @@ static void train_step(GPT *m) {
 // and the same coin.
 static void forward_alone(GPT *m, size_t T) {
     m->context.cut = Context();
+    copy_keys(m, T);
+    keys_at(m, 0);
     for (size_t c = 0; c < m->plan.chunks; c++)
         forward_step(m, m->slots, m->inputs, 1, T, NO_MICRO, c);
     m->context.cut = m->flags.context;
@@ -1064,6 +1112,8 @@ static void forward_alone(GPT *m, size_t T) {
 // has the logits of the next one, and tokens behind it (padding) do no harm.
 static void sample_token(GPT *m) {
     size_t C = m->config.C, last = m->sample.T - 1;
+    if (m->first)
+        find_keys(m, Context(), 0, m->host_inputs, m->sample.padded);
     forward_alone(m, m->sample.padded);
 
     if (m->table.shard.head) {
@@ -1121,15 +1171,9 @@ static void connect(GPT *m) {
     for (size_t b = 0; b < bucket_count(m); b++)
         event_create(&m->gathered_bucket[b]);
 
-    // Every e-th rank holds the same experts.
-    size_t d = m->grid.d;
-    size_t e_rank = m->grid.d_rank % m->e;
-
-    if (m->moe.E)
-        m->alike = job_split_data(&m->job, &m->grid, e_rank, d / m->e, m->e, "expert data",
-                                  false);
-
     context_create(m, &m->context);
+    if (m->moe.E)
+        experts_create(m, &m->experts);
 
     // To load a kernel beside a receive that waits may hang, so all are loaded before links exist.
     trainer_warm_up(m, run_batch);
@@ -1139,7 +1183,7 @@ static void connect(GPT *m) {
     // Messages come last: from here on a rank may wait for another one.
     context_connect(m, &m->context);
     if (m->moe.E)
-        m->exchanging = trainer_connect_data(m, m->grid.d_rank - e_rank, m->e, 1, "experts");
+        experts_connect(m, &m->experts);
 }
 
 // Checks the options that the 3D trainer does not have, and takes this rank's tokens.
@@ -1149,7 +1193,8 @@ static bool check_5d(Trainer *trainer, Error *err) {
     if (m->opt.dropout > 0)
         return error_set(err, "--dropout: these models have none; leave it out");
     bool from_file = m->opt.init || m->opt.resume;
-    if (!moe_llama_resolve(&m->model, o, &m->opt, from_file, err))
+    if (!document_check(&o->documents, m->config.V, err) ||
+        !moe_llama_resolve(&m->model, o, &m->opt, from_file, err))
         return false;
 
     // Neighbours among the data ranks share a sequence.
@@ -1165,7 +1210,7 @@ static bool check_5d(Trainer *trainer, Error *err) {
     double losses = m->grid.t_rank == 0;
     float balance = (float)(losses * o->balance / (double)cut.c);
     m->moe = {E, k, slots, balance, (float)(losses * o->z), m->model.normalised};
-    m->e = o->e;
+    m->experts.e = o->e;
     return true;
 }
 
@@ -1189,16 +1234,25 @@ static void make_angles(GPT *m) {
     free(mine);
 }
 
+// The rows of the command line that the 3D trainer does not have.
+static FieldTable options_of(GPT *m) {
+    return document_options(rows_5d(&m->flags), &m->flags.documents, "0");
+}
+
 int main(int argc, char **argv) {
     static GPT gpt, *m = &gpt;
     moe_llama_make(&m->model);  // It can read a config.json now.
-    Lesson lesson = {rows_5d(&m->flags), check_5d, &m->llama.spec, sizes_5d, tokenizer_open_kind};
+    FieldTable rows = options_of(m);
+    Lesson lesson = {rows, check_5d, &m->llama.spec, sizes_5d, tokenizer_open_kind};
     unsigned options = OPTIONS_TENSOR | OPTIONS_PIPELINE | OPTIONS_DATA;
     trainer_open(m, argc, argv, options, lesson);  // Bad input ends here.
-    experts_print(&m->model, m->e, m->moe.slots, m->T);
-
+    experts_print(&m->model, m->experts.e, m->moe.slots, m->T);
+    m->eot = document_token(&m->flags.documents, &m->tokenizer, m->config.V);
+    if (m->job.rank == 0)
+        documents_print(&m->train_data, &m->progress, m->eot);
     shard(m);
     trainer_allocate(m, layout);
+    start_keys(m);
     connect(m);
     make_angles(m);
     trainer_start(m);

@@ -5,8 +5,9 @@
 // Letters: B sequences, T tokens of each on this rank, N = B T; A channels of queries in NH
 // heads of HS, K of keys in KV heads, and S = A + 2K of queries, keys and values together.
 //
-// defines: ContextRanks, ContextSizes, context_sizes_of, take_context, context_create,
-//          context_connect, heads_move, context_forward, context_backward
+// defines: ContextRanks, ContextKeys, ContextSizes, context_sizes_of, take_context,
+//          context_create, context_connect, context_steps, context_rows, heads_move,
+//          context_forward, context_backward
 #ifndef LLMC_CONTEXT_RANKS_CUH
 #define LLMC_CONTEXT_RANKS_CUH
 
@@ -27,6 +28,13 @@ struct ContextRanks {
     floatX *arriving;  // (N, S)         and receives
     floatX *dout;      // (B, cT, A/c)   gradients of this rank's heads
     floatX *dqkv;      // (B, cT, S/c)
+};
+
+// The first key that each query of a micro-batch sees, as row of the keys at hand: first (c, B,
+// T) for each step of a ring, else (B, cT). NULL: all keys before it.
+struct ContextKeys {
+    const int *first;
+    const double *scores;  // [c] pairs of a query and a key that it sees, of each step
 };
 
 struct ContextSizes {
@@ -64,6 +72,36 @@ static inline void context_create(Trainer *m, ContextRanks *x) {
 static inline void context_connect(Trainer *m, ContextRanks *x) {
     size_t c = x->cut.c, first = m->grid.d_rank - x->cut.rank;
     if (c > 1) x->comm = trainer_connect_data(m, first, c, 1, "context");
+}
+
+// ---- windows and documents -------------------------------------------------------------
+
+// Returns the number of times that queries meet other keys.
+static inline size_t context_steps(Context cut) {
+    return context_is_ring(cut) ? cut.c : 1;
+}
+
+// Writes first (micros, c, B, T) and scores [micros][c] of sequence i of a batch, of whose
+// tokens begin [cT] has the first key. A new micro-batch begins its scores.
+static inline void context_rows(Context cut, int *first, double *scores, const int *begin,
+                                size_t i, size_t B, size_t T) {
+    bool ring = context_is_ring(cut);
+    size_t steps = context_steps(cut);
+    size_t rows = context_is_ulysses(cut) ? T * cut.c : T;
+    Tokens all = {0, {0, 0}};
+    for (size_t step = 0; step < steps; step++) {
+        size_t at = i / B * steps + step;
+        RingStep now = ring ? ring_step(cut, step, B, T, 1, 1) : RingStep();
+        double pairs = document_rows(first + (at * B + i % B) * rows, begin,
+                                     ring ? now.mine : all, ring ? now.others : all, rows);
+        scores[at] = pairs + (i % B ? scores[at] : 0);
+    }
+}
+
+// Returns the keys of a step; N: rows of a rank.
+static inline FirstKeys keys_of_step(ContextKeys keys, size_t step, size_t N) {
+    if (!keys.first) return {NULL, 0};
+    return {keys.first + step * N, keys.scores[step]};
 }
 
 // ---- Ulysses ---------------------------------------------------------------------------
@@ -186,6 +224,13 @@ static inline void ring_pass(Trainer *m, ContextRanks *x, ContextSizes z, size_t
     CUDA_CHECK(cudaEventRecord(x->arrived, s));
 }
 
+// Returns a step, without its pair of ranks if none of the queries sees a key.
+static inline RingStep ring_step_of(const ContextRanks *x, size_t step, ContextKeys keys,
+                                    ContextSizes z) {
+    RingStep now = ring_step(x->cut, step, z.B, z.T, z.A, z.NH, z.KV);
+    return keys.first ? document_step(now, keys.scores) : now;
+}
+
 // Puts this rank's keys and values into the ring.
 static inline void ring_begin(Trainer *m, ContextRanks *x, const floatX *qkv,
                               ContextSizes z) {
@@ -194,15 +239,19 @@ static inline void ring_begin(Trainer *m, ContextRanks *x, const floatX *qkv,
 }
 
 static inline void ring_forward(Trainer *m, ContextRanks *x, floatX *out, float *lse,
-                                const floatX *qkv, ContextSizes z) {
+                                const floatX *qkv, ContextKeys keys, ContextSizes z) {
     cudaStream_t s = m->stream;
     ring_begin(m, x, qkv, z);
     for (size_t step = 0; step < x->cut.c; step++) {
-        RingStep now = ring_step(x->cut, step, z.B, z.T, z.A, z.NH, z.KV);
+        RingStep now = ring_step_of(x, step, keys, z);
+        FirstKeys seen = keys_of_step(keys, step, z.B * z.T);
 
         // The next keys travel while attention to these is computed.
         ring_pass(m, x, z, step, step + 1 < x->cut.c, false);
-        attention_pair_forward(x->ring, lse, qkv, now, s, Dropout());
+        if (seen.first)
+            attention_document_forward(x->ring, lse, qkv, now, seen, s, Dropout());
+        else
+            attention_pair_forward(x->ring, lse, qkv, now, s, Dropout());
         attention_merge(x->ring, lse, now, s);
         wait_for(m, x->arrived, "wait context");
     }
@@ -211,17 +260,22 @@ static inline void ring_forward(Trainer *m, ContextRanks *x, floatX *out, float 
 
 static inline void ring_backward(Trainer *m, ContextRanks *x, floatX *dqkv, float *dot,
                                  const floatX *dout, const floatX *out, const float *lse,
-                                 const floatX *qkv, ContextSizes z) {
+                                 const floatX *qkv, ContextKeys keys, ContextSizes z) {
     size_t c = x->cut.c;
     cudaStream_t s = m->stream;
     ring_begin(m, x, qkv, z);
     for (size_t step = 0; step < c; step++) {
-        RingStep now = ring_step(x->cut, step, z.B, z.T, z.A, z.NH, z.KV);
+        RingStep now = ring_step_of(x, step, keys, z);
+        FirstKeys seen = keys_of_step(keys, step, z.B * z.T);
 
         // A rank adds its part to the gradients of these keys once those of the ranks before
         // have arrived.
         ring_pass(m, x, z, step, step + 1 < c, step > 0);
-        attention_pair_backward(x->ring, dot, dout, out, lse, qkv, now, s, Dropout());
+        if (seen.first)
+            attention_document_backward(x->ring, dot, dout, out, lse, qkv, now, seen, s,
+                                        Dropout());
+        else
+            attention_pair_backward(x->ring, dot, dout, out, lse, qkv, now, s, Dropout());
         wait_for(m, x->arrived, "wait context");
         ring_add(x->ring, now, s);
     }
@@ -239,19 +293,21 @@ static inline void ring_backward(Trainer *m, ContextRanks *x, floatX *dqkv, floa
 // qkv (N, S), of this rank's tokens -> out (N, A), and lse. Under Ulysses qkv and lse become
 // those of this rank's heads, as does whole (B, cT, A/c), the outputs, for backward.
 static inline void context_forward(Trainer *m, ContextRanks *x, floatX *out, floatX *whole,
-                                   float *lse, floatX *qkv, size_t B, size_t T, size_t A,
-                                   size_t NH, size_t KV) {
+                                   float *lse, floatX *qkv, ContextKeys keys, size_t B,
+                                   size_t T, size_t A, size_t NH, size_t KV) {
     size_t c = x->cut.c;
+    cudaStream_t s = m->stream;
+    FirstKeys seen = keys_of_step(keys, 0, B * T);
     ContextSizes z = context_sizes_of(B, T, A, NH, KV);
     if (context_is_ring(x->cut)) {
-        ring_forward(m, x, out, lse, qkv, z);
+        ring_forward(m, x, out, lse, qkv, keys, z);
     } else if (context_is_ulysses(x->cut)) {
         gather_tokens(m, x, qkv, qkv, z, true);
-        attention_forward(whole, lse, qkv, B, T * c, A / c, NH / c, m->stream, Dropout(),
-                          KV / c);
+        attention_first_forward(whole, lse, qkv, seen, B, T * c, A / c, NH / c, s, Dropout(),
+                                KV / c);
         scatter_tokens(m, x, out, whole, z, false);
     } else {
-        attention_forward(out, lse, qkv, B, T, A, NH, m->stream, Dropout(), KV);
+        attention_first_forward(out, lse, qkv, seen, B, T, A, NH, s, Dropout(), KV);
     }
 }
 
@@ -259,19 +315,22 @@ static inline void context_forward(Trainer *m, ContextRanks *x, floatX *out, flo
 static inline void context_backward(Trainer *m, ContextRanks *x, floatX *dqkv, float *dot,
                                     const floatX *dout, const floatX *out,
                                     const floatX *whole, const float *lse, const floatX *qkv,
-                                    size_t B, size_t T, size_t A, size_t NH, size_t KV) {
+                                    ContextKeys keys, size_t B, size_t T, size_t A,
+                                    size_t NH, size_t KV) {
     size_t c = x->cut.c;
+    cudaStream_t s = m->stream;
+    FirstKeys seen = keys_of_step(keys, 0, B * T);
     ContextSizes z = context_sizes_of(B, T, A, NH, KV);
     if (context_is_ring(x->cut)) {
-        ring_backward(m, x, dqkv, dot, dout, out, lse, qkv, z);
+        ring_backward(m, x, dqkv, dot, dout, out, lse, qkv, keys, z);
     } else if (context_is_ulysses(x->cut)) {
         gather_tokens(m, x, x->dout, dout, z, false);
-        attention_backward(x->dqkv, dot, x->dout, whole, lse, qkv, B, T * c, A / c, NH / c,
-                           m->stream, Dropout(), KV / c);
+        attention_first_backward(x->dqkv, dot, x->dout, whole, lse, qkv, seen, B, T * c, A / c,
+                                 NH / c, s, Dropout(), KV / c);
         scatter_tokens(m, x, dqkv, x->dqkv, z, true);
     } else {
-        attention_backward(dqkv, dot, dout, out, lse, qkv, B, T, A, NH, m->stream, Dropout(),
-                           KV);
+        attention_first_backward(dqkv, dot, dout, out, lse, qkv, seen, B, T, A, NH, s,
+                                 Dropout(), KV);
     }
 }
 
