@@ -2,7 +2,8 @@
 // parent: dev/lessons/train_llama.cu
 //
 // There are t * d * p ranks. Of the d data ranks, c neighbours share each sequence, as in
-// train_context: each has chunks i and 2c-1-i of 2c, and keys and values go round a ring.
+// train_context: each has chunks i and 2c-1-i of 2c. Keys and values go round a ring, or an
+// all-to-all gives each rank all tokens of 1/c of the heads (llmc/trainer/context_ranks.cuh).
 // And e neighbours share out the experts that each layer has in the place of its MLP, as in
 // train_moe. The two cuts know nothing of each other: with c = e = 2 the same two ranks share
 // a sequence and the experts, with c = 2 and e = 4 the experts serve two sequences.

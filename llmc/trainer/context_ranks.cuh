@@ -1,5 +1,5 @@
-// context_ranks.cuh: causal attention over the c ranks that share each sequence: train_context's
-// ring and Ulysses, with fewer heads of keys than of queries.
+// context_ranks.cuh: causal attention over the c ranks that share each sequence. The ring and
+// Ulysses of train_context, with fewer heads of keys than of queries.
 // lesson: 5d
 //
 // Letters: B sequences, T tokens of each on this rank, N = B T; A channels of queries in NH
@@ -14,7 +14,7 @@
 #include "llmc/kernels/documents.cuh"
 #include "llmc/trainer/split_data.cuh"
 
-// The ranks of a sequence, and what travels between them.
+// The ranks of a sequence, and the buffers of their messages.
 struct ContextRanks {
     Context cut;           // of the tokens at hand: a sample of text is not cut
     ncclComm_t comm;       // these ranks; NULL: not connected yet
@@ -47,7 +47,7 @@ static inline ContextSizes context_sizes_of(size_t B, size_t T, size_t A, size_t
     return {B, T, A, NH, KV, K, A + 2 * K};
 }
 
-// Takes the memory that travelling needs; that of the way that is not taken has no bytes.
+// Takes memory for the messages of the ring or of Ulysses.
 static inline void take_context(Arena *arena, ContextRanks *x, size_t N, size_t A, size_t NH,
                                 size_t K) {
     size_t rows = context_is_ulysses(x->cut) ? N : 0;
@@ -68,7 +68,7 @@ static inline void context_create(Trainer *m, ContextRanks *x) {
     event_create(&x->arrived);
 }
 
-// Makes it: from here on a rank may wait for another one. The c ranks are neighbours.
+// Makes the messages' communicator: from here on a rank may wait for another one.
 static inline void context_connect(Trainer *m, ContextRanks *x) {
     size_t c = x->cut.c, first = m->grid.d_rank - x->cut.rank;
     if (c > 1) x->comm = trainer_connect_data(m, first, c, 1, "context");
