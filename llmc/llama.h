@@ -325,12 +325,19 @@ static inline bool llama_check_variant(const cJSON *root, const GPTConfig *g,
            config_check_keys(root, LLAMA_NAMES_READ, LLAMA_VALUES, path, err);
 }
 
+// Returns the channels of a head if nothing says how many, or 0 if heads do not divide C.
+static inline size_t llama_head(const GPTConfig *g) {
+    return g->C % g->NH ? 0 : g->C / g->NH;
+}
+
 // Checks sizes against each other, of a file or of the command line. False with a sentence.
 static inline bool llama_check_sizes(const GPTConfig *g, const Llama *m, Error *err) {
-    if (g->C % g->NH)
-        return error_set(err, "%zu attention heads do not divide %zu channels", g->NH,
-                         g->C);
     size_t HS = m->HS;
+    if (!HS)
+        return error_set(err,
+                         "%zu attention heads do not divide %zu channels: give the channels "
+                         "of a head, --head-dim or \"head_dim\"",
+                         g->NH, g->C);
     if (HS > ATTENTION_MAX_HEAD_SIZE)
         return error_set(err, "heads of %zu channels are too large, %d is the most", HS,
                          ATTENTION_MAX_HEAD_SIZE);
@@ -383,7 +390,7 @@ static inline bool llama_read_root(const cJSON *root, const char *path, GPTConfi
         if (ok && item && !cJSON_IsNull(item))
             ok = config_size(root, "num_key_value_heads", 1 << 17, &m->KV, path, err);
         item = cJSON_GetObjectItemCaseSensitive(root, "head_dim");
-        if (ok) m->HS = m->type == QWEN3 ? 128 : g.C / g.NH;
+        if (ok) m->HS = m->type == QWEN3 ? 128 : llama_head(&g);
         if (ok && item && !cJSON_IsNull(item))
             ok = config_size(root, "head_dim", 1 << 17, &m->HS, path, err);
     }
@@ -572,7 +579,7 @@ static inline bool llama_resolve_size(Llama *m, const LlamaSize *s,
         m->epsilon = s->epsilon;
         m->rotary = s->type == NEMOTRON ? 0.5 : 1;
         m->KV = KV ? KV : g->NH;
-        m->HS = HS ? HS : g->C / g->NH;
+        m->HS = HS ? HS : llama_head(g);
         m->F = F ? F : (s->type == NEMOTRON ? 4 : 3) * g->C;
         m->window = window;
         m->factor = s->factor;

@@ -6,7 +6,7 @@
 // heads. The MLP is down(silu(gate x) * up x) (Nemotron: down(relu(up x)^2)). No biases
 // (Qwen2: of q, k and v), no dropout. The head is a matrix of its own or the embedding
 // (Touvron et al. 2023). Qwen3 normalises each head of q and k before RoPE. Mistral's queries
-// see the keys of a window.
+// see the keys of a window. With --documents 1 a query sees keys of its own document only.
 //
 // The d replicas share the global batch. A bucket of gradients (wte, each layer,
 // ln_f) is summed over them by a reduce-scatter. ZeRO-1: each data rank then owns 1/d of
@@ -870,6 +870,7 @@ static void sample_token(GPT *m) {
         find_keys(m, 0, m->host_inputs, m->sample.padded);
     copy_keys(m, m->sample.padded);
     keys_at(m, 0);
+
     for (size_t c = 0; c < m->plan.chunks; c++)
         forward_step(m, m->slots, m->inputs, 1, m->sample.padded, NO_MICRO, c);
 

@@ -68,7 +68,10 @@ static inline bool candidate_refused(const Candidate *x, size_t vocabulary, Erro
         return !error_set(
             err, "train_llama has the schedules gpipe, 1f1b and interleaved, and no FSDP");
     Llama llama;
-    if (x->llama && !candidate_llama(&llama, x->llama, &o.config, r->t, err)) return true;
+    if (x->llama) {
+        if (!candidate_llama(&llama, x->llama, &o.config, r->t, err)) return true;
+        o.config.spec = &llama.spec;
+    }
     return !options_resolve(&o, NULL, r->ranks, err) ||
            !step_schedule_check(r, (Schedule)o.schedule, m, err);
 }

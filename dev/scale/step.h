@@ -118,7 +118,8 @@ static inline bool step_check(const StepLayout *r, Error *err) {
     size_t units = r->layers + (r->short_ends ? 2 : 0);
     if (r->t * r->p * r->d != r->ranks)
         return error_set(err, "t * p * d is not the number of ranks");
-    if (r->NH % r->t || r->C % r->NH || r->vocabulary % r->t || r->KV % r->t)
+    bool uneven = r->HS == 0 && r->C % r->NH;
+    if (r->NH % r->t || uneven || r->vocabulary % r->t || r->KV % r->t)
         return error_set(err, "t does not divide the model");
     if (r->global_batch % (r->micro_batch * r->d))
         return error_set(err, "the batch does not divide");

@@ -101,6 +101,9 @@ for change in 'capacity 0.5' 'balance-loss 0' 'z-loss 0' 'lr 0.1'; do
     # shellcheck disable=SC2086
     told train_moe $change
 done
+told train_documents eot 7
+told train_documents documents 0
+told train_llama documents 1
 for change in 'muon-momentum 0.9' 'muon-steps 3' 'weight-decay 0'; do
     # shellcheck disable=SC2086
     told train_muon $change

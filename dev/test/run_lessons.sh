@@ -58,12 +58,12 @@ reads dev/lessons/train_data.cu 4154
 reads dev/lessons/train_context.cu 6458
 reads dev/lessons/train_moe.cu 5662
 reads dev/lessons/train_fsdp.cu 5520
-reads dev/lessons/train_llama.cu 8541
+reads dev/lessons/train_llama.cu 9008
 reads dev/lessons/train_muon.cu 5436
 reads dev/lessons/train_zero_bubble.cu 7685
 reads dev/lessons/train_v.cu 8181
 reads dev/lessons/train_offload.cu 4255
-reads dev/lessons/train_documents.cu 7601
+reads dev/lessons/train_documents.cu 7671
 reads dev/lessons/train_5d.cu 11619
 
 lessons=(train_gpt*.cu dev/lessons/*.cu)
@@ -86,12 +86,12 @@ edge train_gpt_3d.cu dev/lessons/train_zero_bubble.cu 921 419
 edge dev/lessons/train_zero_bubble.cu dev/lessons/train_v.cu 642 146
 edge train_gpt.cu dev/lessons/train_data.cu 1015 11
 edge dev/lessons/train_data.cu dev/lessons/train_context.cu 2382 78
-edge dev/lessons/train_context.cu dev/lessons/train_documents.cu 1181 38
+edge dev/lessons/train_context.cu dev/lessons/train_documents.cu 1245 38
 edge dev/lessons/train_data.cu dev/lessons/train_moe.cu 1714 206
 edge dev/lessons/train_data.cu dev/lessons/train_fsdp.cu 1516 150
 edge dev/lessons/train_data.cu dev/lessons/train_muon.cu 1387 105
 edge train_gpt.cu dev/lessons/train_offload.cu 1155 50
-edge train_gpt_3d.cu dev/lessons/train_llama.cu 1808 450
+edge train_gpt_3d.cu dev/lessons/train_llama.cu 2275 450
 # Not in this diff: the ring and the all-to-alls, which lessons 7 and 8 show. They are in headers,
 # llmc/trainer/context_ranks.cuh and expert_ranks.cuh.
 edge dev/lessons/train_llama.cu dev/lessons/train_5d.cu 2951 340

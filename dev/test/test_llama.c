@@ -269,6 +269,7 @@ static const Model SHAPES[] = {
     {"a window of two keys", MISTRAL, false, 1, 16, 2, 2, 20, 50, 6, 2, 2, 1, 0, 0, 2},
     {"a window as long as T", MISTRAL, true, 1, 16, 2, 1, 20, 50, 8, 2, 2, 1, 0, 0, 8},
     {"heads of 128, tied", QWEN3, true, 1, 64, 4, 2, 48, 50, 33, 1, 2, 1, 0, 128, 0},
+    {"5 heads of 6 for 24 channels", QWEN3, true, 1, 24, 5, 1, 20, 33, 17, 2, 4, 1, 0, 6, 0},
 };
 
 static void group_shapes(Context *x) {
@@ -294,7 +295,7 @@ static const Model MODELS[] = {
     {"llama", LLAMA, false, 4, 32, 8, 4, 48, 200, 16, 1, 8, 1, 8, 0, 0},
     {"qwen2", QWEN2, true, 4, 32, 8, 4, 44, 200, 16, 1, 8, 1, 0, 0, 0},
     {"nemotron", NEMOTRON, false, 4, 32, 8, 4, 64, 200, 16, 1, 8, 0.5, 0, 0, 0},
-    {"qwen3", QWEN3, true, 4, 32, 8, 4, 44, 200, 16, 1, 8, 1, 0, 16, 0},
+    {"qwen3", QWEN3, true, 4, 28, 8, 4, 44, 200, 16, 1, 8, 1, 0, 16, 0},
     {"mistral", MISTRAL, false, 4, 32, 8, 4, 48, 200, 16, 1, 8, 1, 0, 0, 5},
 };
 
@@ -447,8 +448,8 @@ static void documents_alone(Context *x, const Model *s) {
     Bounds bound = llama_bounds(x, &ref.config);
     for (int apart = 1; apart >= 0; apart--) {
         remove("log");
-        ok = ok && runs(x, &one, "", "%s --log log --dump-gradients gradients --documents %d", flags,
-                        apart) &&
+        ok = ok && runs(x, &one, "", "%s --documents %d --log log --dump-gradients gradients",
+                        flags, apart) &&
              read_tensors("gradients", "", &ref.table, got);
         double off = relative(read_log("log").loss[0], loss);
         Errors e = compare_tensors(&ref.table, got, want);
@@ -475,7 +476,7 @@ static void documents_used(Context *x, const Model *s) {
     size_t count = 0;
     for (size_t n = 0; n < s->T * 8; n++) count += n % s->T == 0 || tokens[n] == eot;
     char line[120];
-    snprintf(line, sizeof line, "documents    begin at token %d: %zu in the next 8 sequences\n",
+    snprintf(line, sizeof line, "documents    begin at token %d: %zu in the next batch of 8\n",
              eot, count);
     Outcome o = run(x->build, &layout, PLAIN, "%s --dry-run", c.flags);
     check(&x->check, o.code == 0 && strstr(o.out, line), "%s: --dry-run says: %.*s", s->name,
@@ -642,6 +643,9 @@ static const Change CHANGES[] = {
     {QWEN3, "{\"head_dim\": 5}", "RoPE rotates pairs: 5 of"},
     {QWEN3, "{\"head_dim\": 1024}", "heads of 1024 channels are too large"},
     {LLAMA, "{\"head_dim\": 6}", NULL},
+    {LLAMA, "{\"num_attention_heads\": 12}", NULL},
+    {LLAMA, "{\"num_attention_heads\": 12, \"-head_dim\": 0}",
+     "12 attention heads do not divide 32 channels: give the channels of a head"},
     // what belongs to another kind of model, or is not known
     {LLAMA, "{\"norm_eps\": 1e-5}", "\"norm_eps\" must be null"},
     {NEMOTRON, "{\"rms_norm_eps\": 1e-5}", "\"rms_norm_eps\" must be null"},
@@ -1055,6 +1059,9 @@ static void group_refusals(Context *x) {
         check_refusal(x, &layout, BAD_FLAGS[i].name, PLAIN, "--init llama --dry-run", 2,
                       BAD_FLAGS[i].says);
     }
+    check_refusal(x, &LLAMA_ONE, "heads that do not divide the channels, without --head-dim", PLAIN,
+                  "--channels 24 --heads 5 --dry-run", 2,
+                  "5 attention heads do not divide 24 channels");
     for (int i = 0; i < NUM_MODELS; i++) close_case(&cases[i]);
 }
 

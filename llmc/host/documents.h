@@ -66,7 +66,7 @@ static inline int document_token(const Documents *d, const Tokenizer *tokenizer,
 // Prints the token, and how many documents the next batch has: a wrong token shows there.
 static inline void documents_print(DataLoader *data, const TrainerState *next, int eot) {
     const Options *o = &next->opt;
-    size_t sequences = o->global_batch, documents = 0;
+    size_t sequences = ramp_batch(&o->ramp, o->global_batch, next->sample), documents = 0;
     bool ok = o->train_data != NULL;
     Error err;
     if (eot < 0) return;
@@ -78,7 +78,7 @@ static inline void documents_print(DataLoader *data, const TrainerState *next, i
     }
     free(tokens);
     printf("documents    begin at token %d", eot);
-    if (ok) printf(": %zu in the next %zu sequences", documents, sequences);
+    if (ok) printf(": %zu in the next batch of %zu", documents, sequences);
     printf("\n");
     if (ok && documents == sequences)
         printf("note: none of them begins inside a sequence: is --eot right?\n");

@@ -196,11 +196,12 @@ static inline bool options_resolve_model(Options *o, const GPTConfig *file, Erro
     if (preset >= 0) options_take_model(o, &MODEL_PRESETS[preset], false, err);
     if (!options_take_model(o, file ? file : &small, file != NULL, err)) return false;
     if (!o->seq) o->seq = c->maxT;
-    if (c->C % c->NH)
+    bool gpt2 = !config_spec(c)->read;  // Others check the widths of their heads themselves.
+    if (gpt2 && c->C % c->NH)
         return error_set(err,
                          "--heads %zu does not divide --channels %zu: change one of them",
                          c->NH, c->C);
-    if (c->C / c->NH > ATTENTION_MAX_HEAD_SIZE)
+    if (gpt2 && c->C / c->NH > ATTENTION_MAX_HEAD_SIZE)
         return error_set(
             err, "heads of %zu channels are too large, %d is the most: raise --heads",
             c->C / c->NH, ATTENTION_MAX_HEAD_SIZE);
