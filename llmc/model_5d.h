@@ -13,6 +13,7 @@
 #define LLMC_MODEL_5D_H
 
 #include "llmc/host/context.h"
+#include "llmc/host/documents.h"
 #include "llmc/host/moe.h"
 #include "llmc/llama.h"
 
@@ -256,6 +257,7 @@ typedef struct {
     double capacity;    // an expert has capacity * T k / E places for a rank's T tokens of a
                         // sequence; 0: T
     double balance, z;  // coefficients of the two losses
+    Documents documents;
 } Options5D;
 
 // The names behind LLAMA_NAMES.
@@ -294,6 +296,8 @@ static const Field ROWS_5D[] = {
     ROW("Context parallelism", FIELD_TITLE, e, NULL, 0, 0, OPTION_BASIC, NULL, NULL),
     ROW("context", FIELD_SIZE, context.c, "1", 1, 1e6, OPTION_BASIC, "N",
         "neighbours of the data ranks that share each sequence"),
+    ROW("context-by", FIELD_CHOICE, context.ring, "ring", 0, 0, OPTION_BASIC, "ulysses|ring",
+        "how queries meet other ranks' keys"),
 };
 #undef ROW
 
@@ -378,10 +382,6 @@ static inline bool moe_llama_resolve(MoeLlama *m, Options5D *flags, const Option
     if (m->E && m->llama.type != LLAMA && m->llama.type != QWEN3)
         return error_set(err, "--experts needs --model mixtral or qwen3-moe: %s has an MLP",
                          LLAMA_TYPES[m->llama.type]);
-    size_t window = m->llama.window;
-    if (window && window < o->seq)
-        return error_set(err, "--seq %zu is longer than the window of %zu keys: shorten it",
-                         o->seq, window);
     if (!m->E && (flags->k || flags->e > 1))
         return error_set(err, "--%s needs --experts: this model has an MLP",
                          flags->k ? "top-k" : "expert-parallel");
@@ -389,12 +389,17 @@ static inline bool moe_llama_resolve(MoeLlama *m, Options5D *flags, const Option
     experts.e = flags->e;
     if (m->E && !moe_check(&experts, grid->d, o->zero, err)) return false;
 
-    // The ring, and each rank's chunks i and 2c-1-i of the sequence.
+    // Each rank's chunks i and 2c-1-i of the sequence.
     context->T = o->seq;
-    context->ring = context->zigzag = 1;
+    context->zigzag = 1;
     context->rank = grid->d_rank % context->c;
     if (!context_check(*context, o->config.NH, false, err)) return false;
     size_t c = context->c, rows = o->micro_batch * (o->seq / c);
+    if (c > 1 && !context->ring && m->llama.KV / grid->t % c)
+        return error_set(err,
+                         "--context %zu does not divide the %zu key/value heads of a tensor "
+                         "rank, which --context-by ulysses needs: take --context-by ring",
+                         c, m->llama.KV / grid->t);
     return !o->sequence_parallel || rows % grid->t == 0 ||
            error_set(err,
                      "--tensor %zu does not divide the %zu tokens of a rank's micro-batch, "

@@ -57,6 +57,7 @@ static Problem problem_make(Moe moe, size_t B, size_t T, size_t C) {
     p.r.probs = test_floats(N * E), p.r.lse = test_floats(N), p.r.mass = test_floats(B * E);
     p.r.choice = test_array<size_t>(X), p.r.place = test_array<size_t>(X);
     p.r.source = test_array<size_t>(p.rows), p.r.tokens = test_floats(B * E);
+    p.r.whole = p.r.tokens;
     p.r.weight = test_floats(X);
     p.gathered = test_floatX(p.rows * C), p.out = test_floatX(N * C);
     p.dlogits = test_floats(N * E), p.dweight = test_floats(E * C);

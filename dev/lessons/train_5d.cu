@@ -2,7 +2,8 @@
 // parent: dev/lessons/train_llama.cu
 //
 // There are t * d * p ranks. Of the d data ranks, c neighbours share each sequence, as in
-// train_context: each has chunks i and 2c-1-i of 2c, and keys and values go round a ring.
+// train_context: each has chunks i and 2c-1-i of 2c. Keys and values go round a ring, or an
+// all-to-all gives each rank all tokens of 1/c of the heads (llmc/trainer/context_ranks.cuh).
 // And e neighbours share out the experts that each layer has in the place of its MLP, as in
 // train_moe. The two cuts know nothing of each other: with c = e = 2 the same two ranks share
 // a sequence and the experts, with c = 2 and e = 4 the experts serve two sequences.
@@ -44,16 +45,18 @@
 
 // Trainer: everything but the mathematics: options, memory, data, optimizer, checkpoints
 #include "llmc/trainer/stages.cuh"
-#include "llmc/trainer/split_data.cuh"
+#include "llmc/trainer/context_ranks.cuh"
+#include "llmc/trainer/expert_ranks.cuh"
+#include "llmc/trainer/moe_statistics.cuh"
 #include "llmc/kernels/attention.cuh"
 #include "llmc/kernels/classifier.cuh"
-#include "llmc/kernels/context.cuh"
 #include "llmc/kernels/encoder.cuh"
 #include "llmc/kernels/head_norm.cuh"
 #include "llmc/kernels/layernorm.cuh"
 #include "llmc/kernels/moe.cuh"
 #include "llmc/kernels/rope.cuh"
 #include "llmc/kernels/swiglu.cuh"
+#include "llmc/host/documents.h"
 #include "llmc/host/tokenizer_kinds.h"
 #include "llmc/model_5d.h"
 
@@ -67,6 +70,7 @@ struct LayerActs {
     floatX *qkv;        // (N, S)       queries, keys and values; q and k turned by RoPE
     float *lse;         // (B, NHl, T)  log-sum-exp of each query's scores
     floatX *atty;       // (N, A)       output of attention
+    floatX *whole;      // (B, cT, A/c) Ulysses: of 1/c of the heads, as are qkv and lse then
     floatX *residual2;  // (Nl, C)      residual stream between attention and MLP
     Layernorm ln2;      // (Nl, C)
     Routing routing;    // where the N tokens go, and from where the rows of experts come
@@ -105,20 +109,20 @@ struct GPT : Trainer {
     float *angles;                // (T, HS/2, 2) at most: RoPE's cosines and sines
     float *angles_alone;          // the same of a sequence that is not cut
 
+    int *first;                   // (micros, c, B, T)  the first key that each query sees
+    int *host_first;              // the same, pinned
+    double *scores;               // [micros][c] pairs of a query and a key that it sees
+    int *whole_first;             // [cT] the first key of each token of a sequence
+    int eot;                      // the token that a document begins with, or -1
+    ContextKeys keys;             // of the micro-batch at hand
+
     // Context parallelism: c of the data ranks share each sequence.
-    Context cut;                  // of the tokens at hand: a sample of text is not cut
-    ncclComm_t sequence;          // these ranks; NULL: not connected yet
-    ncclComm_t counting;          // the same, for sums
-    cudaStream_t ring_stream;
-    cudaEvent_t ring_computed;    // what the ring sends has been read and written
-    cudaEvent_t arrived_keys;     // and what it brings is there
-    Ring ring;                    // keys, values and their gradients, which go round
+    ContextRanks context;
 
     // Expert parallelism: e of the data ranks share out the experts.
     Moe moe;                      // E experts (0: an MLP), k of a token, their places
-    size_t e;
-    ncclComm_t exchanging;        // these ranks; NULL: not connected yet
-    ncclComm_t alike;             // the d/e ranks that hold the same experts
+    ExpertRanks experts;
+    MoeStatistics statistics;     // for --log
 
     ncclComm_t tensor;            // the t ranks that share each layer
     cudaStream_t tensor_stream;   // for those of their collectives that overlap compute
@@ -186,11 +190,11 @@ struct Holders {
 // by every e-th of them: by one rank of each group that shares the experts out.
 static Holders holders(const GPT *m, size_t b) {
     bool experts = m->moe.E && bucket_of_experts(&m->table, b);
-    size_t e = experts ? m->e : 1;
+    size_t e = experts ? m->experts.e : 1;
     size_t count = m->grid.d / e;
     size_t part = (m->table.buckets[b + 1] - m->table.buckets[b]) / count;
     size_t rank = m->grid.d_rank / e;
-    return {experts ? m->alike : m->data, count, part, rank * part};
+    return {experts ? m->experts.alike : m->data, count, part, rank * part};
 }
 
 // Makes this data rank the owner of its part of every bucket.
@@ -233,7 +237,7 @@ static void shard(GPT *m) {
     mine.e_rank = m->grid.t_rank;
     trainer_shard(m, mine);
     if (m->moe.E)
-        table_keep_experts(&m->table, m->moe.E, m->e, m->grid.d_rank % m->e);
+        table_keep_experts(&m->table, m->moe.E, m->experts.e, m->grid.d_rank % m->experts.e);
 
     own_buckets(m, &m->share);
     if (m->opt.zero)
@@ -272,6 +276,7 @@ static void layout_acts(GPT *m, Arena *arena, Acts *acts) {
         take(arena, a->qkv, N * m->S);
         take(arena, a->lse, N * m->NHl);
         take(arena, a->atty, N * A);
+        take(arena, a->whole, context_is_ulysses(m->context.cut) ? N * A : 0);
         take(arena, a->residual2, Nl * C);
         take_layernorm(arena, &a->ln2, Nl, C);
 
@@ -283,7 +288,7 @@ static void layout_acts(GPT *m, Arena *arena, Acts *acts) {
 
         if (!m->moe.E) continue;
 
-        take_routing(arena, &a->routing, m->moe, m->B, m->T);
+        take_routing(arena, &a->routing, m->moe, m->B, m->T, m->flags.context.c);
         take(arena, a->expert_in, R * C);
         take(arena, a->expert_out, R * C);
     }
@@ -299,6 +304,12 @@ static void first_experts(GPT *m) {
         m->w[x->held][x->spec->kind] = m->state.params + x->offset;
         m->dw[x->held][x->spec->kind] = m->state.grads + x->offset;
     }
+}
+
+// True if a window or a document hides a key from a query.
+static bool hides_keys(const GPT *m) {
+    size_t window = m->llama.window;
+    return m->flags.documents.apart || (window && window < m->opt.seq);
 }
 
 // Takes memory for every buffer: called once to count bytes, and once to set pointers, so
@@ -330,12 +341,15 @@ static void layout(GPT *m) {
     take(arena, m->scratch, reduce_scratch_floats(N, wide, S > E * C ? S : E * C));
     take(arena, m->angles, m->T * m->HS);
     take(arena, m->angles_alone, m->T * m->HS);
+    if (hides_keys(m))
+        take(arena, m->first, m->micros * N * m->flags.context.c);
 
     // experts and the ring
     take(arena, m->rows, E ? R * C : 0);
     take(arena, m->arrived, E ? R * C : 0);
     take(arena, m->dlogits, N * E);
-    take_ring(arena, &m->ring, context_is_ring(m->cut) ? N : 0, A, m->NHl, m->K);
+    take_statistics(arena, &m->statistics, m->config.L, m->moe);
+    take_context(arena, &m->context, N, A, m->NHl, m->K);
 
     // The sum of all rows takes the place of the partial one. A rank's rows of it have a
     // buffer of their own.
@@ -361,6 +375,61 @@ static void layout(GPT *m) {
     host_array(m->slots, m->plan.slots);
     for (size_t i = 0; i < m->plan.slots; i++)
         layout_acts(m, arena, &m->slots[i]);
+}
+
+// ----------------------------------------------------------------------------------------
+// Windows and documents
+
+// Finds the first key that each query of sequence i of a batch sees: of its window, or of
+// its document if that begins later. Positions do not begin again with a document: RoPE
+// turns a query and a key by the difference of their positions, which is the same. The
+// sequence is cut over ranks that have T tokens each, and keys of another rank have rows of
+// their own.
+static void find_keys(GPT *m, Context cut, size_t i, const int *tokens, size_t T) {
+    size_t whole = cut.c > 1 ? T * cut.c : T;
+    int *first = m->whole_first;
+    document_keys(first, tokens, whole, m->eot);
+    window_keys(first, first, whole, m->llama.window);
+    context_rows(cut, m->host_first, m->scores, first, i, m->B, T);
+}
+
+// The trainer shows each sequence of a batch that it reads.
+static void see_sequence(Trainer *trainer, size_t i, const int *tokens) {
+    GPT *m = static_cast<GPT *>(trainer);
+    find_keys(m, m->flags.context, i, tokens, m->T);
+}
+
+// The warm-up, and a simulation, see sequences of one document.
+static void start_keys(GPT *m) {
+    size_t sequences = m->micros * m->B;
+    int *tokens = NULL;
+    if (!hides_keys(m)) return;
+    pinned_array(m->host_first, sequences * m->opt.seq);
+    host_array(m->whole_first, m->opt.seq);
+    host_array(m->scores, m->micros * m->flags.context.c);
+    host_array(tokens, m->opt.seq);
+    for (size_t t = 0; t < m->opt.seq; t++)
+        tokens[t] = m->eot + 1;  // not the one that begins a document
+    for (size_t i = 0; i < sequences; i++)
+        see_sequence(m, i, tokens);
+    free(tokens);
+    m->see_sequence = see_sequence;
+}
+
+// Copies what was found about N tokens to the device.
+static void copy_keys(GPT *m, size_t N) {
+    if (!m->first) return;
+    size_t bytes = N * m->flags.context.c * sizeof(int);
+    CUDA_CHECK(cudaMemcpyAsync(m->first, m->host_first, bytes, cudaMemcpyHostToDevice,
+                               m->stream));
+}
+
+// Takes the keys of a micro-batch.
+static void keys_at(GPT *m, size_t micro) {
+    if (!m->first) return;
+    size_t steps = context_steps(m->context.cut);
+    int *first = m->first + micro * m->B * m->opt.seq;
+    m->keys = {first, m->scores + micro * steps};
 }
 
 // ----------------------------------------------------------------------------------------
@@ -618,7 +687,7 @@ static HeadNorm head_norm_of(GPT *m, size_t l, floatX *qkv, floatX *qk, size_t N
 // Turns q and k in place by the angle of their position; sign -1 turns their gradients back.
 static void turn(GPT *m, floatX *qkv, size_t N, size_t T, float sign) {
     size_t D = llama_rotary(&m->llama, m->HS);
-    const float *angles = m->cut.c > 1 ? m->angles : m->angles_alone;
+    const float *angles = m->context.cut.c > 1 ? m->angles : m->angles_alone;
     rope(qkv, angles, N, T, m->NHl + m->KVl, m->HS, D, m->S, sign, m->stream);
 }
 
@@ -640,133 +709,22 @@ static void activation_backward(GPT *m, floatX *dinp, const floatX *dout, const 
 }
 
 // ----------------------------------------------------------------------------------------
-// Attention over the tokens of c ranks
-
-// While the keys and values of a step are at work, sends them to the next rank and receives
-// those of the next step. Gradients follow one step behind: the step before sends its own
-// where their keys went.
-static void ring_pass(GPT *m, size_t step, bool keys, bool gradients) {
-    if (!m->sequence || (!keys && !gradients)) return;
-    size_t c = m->cut.c;
-    size_t count = m->B * m->T * 2 * m->K;
-    size_t now = step % 2, later = 1 - now;
-    int next = (int)((m->cut.rank + 1) % c);
-    int previous = (int)((m->cut.rank + c - 1) % c);
-
-    floatX **kv = m->ring.kv;
-    float **dkv = m->ring.dkv;
-    cudaStream_t s = m->ring_stream;
-
-    CUDA_CHECK(cudaEventRecord(m->ring_computed, m->stream));
-    CUDA_CHECK(cudaStreamWaitEvent(s, m->ring_computed, 0));
-
-    // Keys are floatX, as forward made them. Gradients are fp32, as many ranks add to them.
-    // All four are one group: no rank waits in its send for a neighbour that sends, too.
-    Span span(m, s, "ring");
-    NCCL_CHECK(ncclGroupStart());
-    if (keys) {
-        NCCL_CHECK(ncclSend(kv[now], count, NCCL_FLOATX, next, m->sequence, s));
-        NCCL_CHECK(ncclRecv(kv[later], count, NCCL_FLOATX, previous, m->sequence, s));
-    }
-    if (gradients) {
-        NCCL_CHECK(ncclSend(dkv[later], count, ncclFloat, next, m->sequence, s));
-        NCCL_CHECK(ncclRecv(dkv[now], count, ncclFloat, previous, m->sequence, s));
-    }
-    NCCL_CHECK(ncclGroupEnd());
-
-    CUDA_CHECK(cudaEventRecord(m->arrived_keys, s));
-}
-
-// a->qkv (N, S) -> a->atty (N, A). Softmax over some keys, and over others, is softmax over
-// all of them once both are weighted by their sums of exponentials, which lse has. Keys of
-// fewer heads than queries are so much less to send.
-static void context_forward(GPT *m, LayerActs *a, size_t B, size_t T) {
-    size_t A = m->A, NHl = m->NHl;
-    size_t KVl = m->KVl, K = m->K;
-    cudaStream_t s = m->stream;
-    if (!context_is_ring(m->cut))
-        return attention_forward(a->atty, a->lse, a->qkv, B, T, A, NHl, s, Dropout(), KVl);
-
-    columns_move<false>(m->ring.kv[0], 2 * K, a->qkv + A, m->S, B, T, 0, T, 2 * K, s);
-    for (size_t step = 0; step < m->cut.c; step++) {
-        RingStep now = ring_step(m->cut, step, B, T, A, NHl, KVl);
-
-        // The next keys travel while attention to these is computed.
-        ring_pass(m, step, step + 1 < m->cut.c, false);
-        attention_pair_forward(m->ring, a->lse, a->qkv, now, s, Dropout());
-        attention_merge(m->ring, a->lse, now, s);
-        wait_for(m, m->arrived_keys, "wait context");
-    }
-    columns_move<false>(a->atty, A, m->ring.sum, A, B, T, 0, T, A, s);
-}
-
-// m->dnorm (N, A), the gradient of a->atty -> m->dqkv (N, S). Backward needs no merging: it
-// has the lse of all keys.
-static void context_backward(GPT *m, LayerActs *a, size_t B, size_t T) {
-    size_t A = m->A, NHl = m->NHl;
-    size_t KVl = m->KVl, K = m->K;
-    size_t c = m->cut.c;
-    cudaStream_t s = m->stream;
-    if (!context_is_ring(m->cut))
-        return attention_backward(m->dqkv, m->dattention, m->dnorm, a->atty, a->lse, a->qkv,
-                                  B, T, A, NHl, s, Dropout(), KVl);
-
-    columns_move<false>(m->ring.kv[0], 2 * K, a->qkv + A, m->S, B, T, 0, T, 2 * K, s);
-    for (size_t step = 0; step < c; step++) {
-        RingStep now = ring_step(m->cut, step, B, T, A, NHl, KVl);
-
-        // A rank adds its part to the gradients of these keys once those of the ranks before
-        // have arrived.
-        ring_pass(m, step, step + 1 < c, step > 0);
-        attention_pair_backward(m->ring, m->dattention, m->dnorm, a->atty, a->lse, a->qkv,
-                                now, s, Dropout());
-        wait_for(m, m->arrived_keys, "wait context");
-        ring_add(m->ring, now, s);
-    }
-
-    // The gradients have gone round but for the last step, which brings them home.
-    ring_pass(m, c, false, true);
-    wait_for(m, m->arrived_keys, "wait context");
-    columns_move<false>(m->dqkv, m->S, m->ring.sum, A, B, T, 0, T, A, s);
-    columns_move<false>(m->dqkv + A, m->S, m->ring.dkv[c % 2], 2 * K, B, T, 0, T, 2 * K, s);
-}
-
-// ----------------------------------------------------------------------------------------
 // Experts
 
-// The all-to-all of e ranks. It takes the rows (E, B slots, C) of this rank's tokens to their
-// experts, where they arrive as (El, e, B slots, C), so that an expert's rows are one matrix;
-// or it takes them back. Empty places travel, too: so no rank need know how many tokens
-// another one sends, and the host only enqueues. Nothing overlaps with it.
-static void exchange(GPT *m, floatX *out, const floatX *in, size_t B, bool back) {
-    if (!m->exchanging) return;
-    size_t e = m->e, El = m->moe.E / e;
-    size_t count = B * m->moe.slots * m->config.C;
-    ncclComm_t comm = m->exchanging;
-    cudaStream_t s = m->stream;
-    Span span(m, s, back ? "combine" : "dispatch");
-
-    NCCL_CHECK(ncclGroupStart());
-    for (size_t rank = 0; rank < e; rank++) {
-        for (size_t x = 0; x < El; x++) {
-            size_t by_token = (rank * El + x) * count;
-            size_t by_expert = (x * e + rank) * count;
-            const floatX *from = in + (back ? by_expert : by_token);
-            floatX *to = out + (back ? by_token : by_expert);
-            NCCL_CHECK(ncclSend(from, count, NCCL_FLOATX, (int)rank, comm, s));
-            NCCL_CHECK(ncclRecv(to, count, NCCL_FLOATX, (int)rank, comm, s));
-        }
-    }
-    trainer_group_end(m);
+// Counts the choices (B, E) of whole sequences, by which their losses for balance go.
+static void count_tokens(GPT *m, Routing r, size_t B) {
+    ContextRanks *x = &m->context;
+    if (x->cut.c <= 1) return;
+    Span span(m, m->stream, "all-reduce");
+    NCCL_CHECK(ncclAllReduce(r.tokens, r.whole, B * m->moe.E, ncclFloat, ncclSum, x->sums,
+                             m->stream));
 }
 
-// Counts the choices (B, E) of whole sequences, by which their losses for balance go.
-static void count_tokens(GPT *m, float *tokens, size_t B) {
-    if (!context_is_ring(m->cut)) return;
-    size_t count = B * m->moe.E;
-    Span span(m, m->stream, "all-reduce");
-    NCCL_CHECK(ncclAllReduce(tokens, tokens, count, ncclFloat, ncclSum, m->counting,
-                             m->stream));
+// Notes for --log what the router of layer l did. Tensor ranks route alike: one of them counts.
+static void log_choices(GPT *m, size_t l, const Routing &r, size_t B, size_t T) {
+    if (m->grid.t_rank == 0)
+        statistics_add(m, &m->statistics, m->plan.layers[l], r, m->moe, B, T,
+                       m->flags.context.c);
 }
 
 // x (N, C) -> a->expert_out (R, C). Experts stand between f and g, as an MLP does: each
@@ -774,7 +732,7 @@ static void count_tokens(GPT *m, float *tokens, size_t B) {
 static void experts_forward(GPT *m, size_t l, LayerActs *a, const floatX *x, size_t B,
                             size_t T) {
     size_t C = m->config.C, F = m->F, GF = m->G * F;
-    size_t El = m->moe.E / m->e;
+    size_t El = m->moe.E / m->experts.e;
     size_t R = moe_rows(m->moe, B);
     size_t Re = R / El;
     size_t step = expert_step(C, F);
@@ -784,9 +742,9 @@ static void experts_forward(GPT *m, size_t l, LayerActs *a, const floatX *x, siz
 
     // A token goes to the k experts of which its router thinks most.
     moe_route(a->routing, x, w[ROUTER], m->moe, B, T, C, s);
-    count_tokens(m, a->routing.tokens, B);
+    count_tokens(m, a->routing, B);
     moe_gather(m->rows, x, a->routing, m->moe, B, C, false, s);
-    exchange(m, a->expert_in, m->rows, B, false);
+    experts_exchange(m, &m->experts, m->moe, a->expert_in, m->rows, B, false);
 
     // an MLP of each expert: gate and up are one product, and rows of all experts one
     // activation
@@ -803,7 +761,7 @@ static void experts_forward(GPT *m, size_t l, LayerActs *a, const floatX *x, siz
     }
 
     // The results go back, each to be weighted by the router's probability.
-    exchange(m, a->expert_out, m->rows, B, true);
+    experts_exchange(m, &m->experts, m->moe, a->expert_out, m->rows, B, true);
 }
 
 // dout (N, C), the gradient of the weighted sum -> m->dnorm (N, C), a summand of that of the
@@ -812,7 +770,7 @@ static void experts_backward(GPT *m, size_t l, LayerActs *a, const floatX *dout,
                              const floatX *ln2, bool add) {
     size_t B = m->B, T = m->T, N = B * T;
     size_t C = m->config.C, F = m->F, GF = m->G * F;
-    size_t E = m->moe.E, El = E / m->e;
+    size_t E = m->moe.E, El = E / m->experts.e;
     size_t R = moe_rows(m->moe, B);
     size_t Re = R / El;
     size_t step = expert_step(C, F);
@@ -825,7 +783,7 @@ static void experts_backward(GPT *m, size_t l, LayerActs *a, const floatX *dout,
     moe_backward_router(m->dlogits, dout, a->expert_out, a->routing, m->moe, m->dloss, B, T,
                         C, s);
     moe_gather(m->rows, dout, a->routing, m->moe, B, C, true, s);
-    exchange(m, m->arrived, m->rows, B, false);
+    experts_exchange(m, &m->experts, m->moe, m->arrived, m->rows, B, false);
 
     // an MLP of each expert
     for (size_t i = 0; i < El; i++) {
@@ -849,7 +807,7 @@ static void experts_backward(GPT *m, size_t l, LayerActs *a, const floatX *dout,
 
     // Gradients of their inputs come back, and the router's joins them: of its losses for
     // balance and for small logits, too.
-    exchange(m, m->arrived, m->rows, B, true);
+    experts_exchange(m, &m->experts, m->moe, m->arrived, m->rows, B, true);
     moe_backward_input(m->dnorm, m->arrived, m->dlogits, w[ROUTER], a->routing, m->moe, N, C,
                        s);
 
@@ -874,7 +832,8 @@ static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const flo
     if (w[QNORMW])
         head_norm_forward(head_norm_of(m, l, a->qkv, a->qk, N), s);
     turn(m, a->qkv, N, T, 1);
-    context_forward(m, a, B, T);
+    context_forward(m, &m->context, a->atty, a->whole, a->lse, a->qkv, m->keys, B, T, A,
+                    m->NHl, m->KVl);
     linear_forward(mm, m->proj, a->atty, w[PROJW], NULL, N, A, C);
     const floatX *proj = g_forward(m, m->reduced, m->proj, N);
 
@@ -891,10 +850,12 @@ static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const flo
     }
     if (!out) return;  // Backward computes a layer again up to here: it reads no more.
 
-    if (m->moe.E)
+    if (m->moe.E) {
+        log_choices(m, l, a->routing, B, T);
         moe_combine(m->proj, NULL, a->expert_out, a->routing, m->moe, N, C, s, Dropout());
-    else
+    } else {
         linear_forward(mm, m->proj, a->fch_act, w[FCPROJW], NULL, N, F, C);
+    }
     proj = g_forward(m, m->reduced, m->proj, N);
     residual_forward<NORM_RMS>(out, a->residual2, proj, NULL, Nl, C, s, Dropout());
 }
@@ -943,7 +904,8 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
     const floatX *ln1 = f_gather_again(m, a->ln1.out);
     linear_backward_input(mm, m->dnorm, dout, w[PROJW], N, A, C);
     linear_backward_weight(mm, dw[PROJW], a->atty, dout, N, A, C, add);
-    context_backward(m, a, B, T);
+    context_backward(m, &m->context, m->dqkv, m->dattention, m->dnorm, a->atty, a->whole,
+                     a->lse, a->qkv, m->keys, B, T, A, m->NHl, m->KVl);
     turn(m, m->dqkv, N, T, -1);
     if (w[QNORMW])
         head_norm_backward(head_norm_of(m, l, m->dqkv, a->qk, N), dw[QNORMW], dw[KNORMW],
@@ -1085,8 +1047,10 @@ static void backward_step(GPT *m, Acts *acts, const int *inputs, int micro, int 
 // logits are made when their gradient is due: one buffer serves all micro-batches in flight.
 static void run_batch(GPT *m, bool training) {
     PipelineStep step;
+    copy_keys(m, m->micros * m->B * m->T);
     for (size_t i = 0; plan_step(&m->plan, m->micros, &i, &step); i++) {
         size_t micro = step.micro, at = micro * m->B * m->T;
+        keys_at(m, micro);
         Acts *acts = &m->slots[training ? m->plan.slot[i] : 0];
         if (step.kind == STEP_FORWARD)
             forward_step(m, acts, m->inputs + at, m->B, m->T, micro, step.chunk);
@@ -1106,6 +1070,7 @@ static void run_batch(GPT *m, bool training) {
 // gradients together says whether AdamW is to clip them.
 static void train_step(GPT *m) {
     StepReport report = trainer_begin_step(m);
+    statistics_begin(m, &m->statistics);
 
     // A head that is wte writes its gradient, and the encoder adds to it. Where only one of
     // them happens to wte, the encoder needs zeros.
@@ -1130,21 +1095,26 @@ static void train_step(GPT *m) {
     trainer_adamw(m, &report);
     gather_weights(m);
     trainer_end_step(m, &report);
+    statistics_end(m, &m->statistics, m->moe);
 }
 
 // A sample of T tokens is not cut: each data rank computes all of it, with the same weights
 // and the same coin.
 static void forward_alone(GPT *m, size_t T) {
-    m->cut = Context();
+    m->context.cut = Context();
+    copy_keys(m, T);
+    keys_at(m, 0);
     for (size_t c = 0; c < m->plan.chunks; c++)
         forward_step(m, m->slots, m->inputs, 1, T, NO_MICRO, c);
-    m->cut = m->flags.context;
+    m->context.cut = m->flags.context;
 }
 
 // Appends one token to the sample. Attention looks back only, so the last of its T tokens
 // has the logits of the next one, and tokens behind it (padding) do no harm.
 static void sample_token(GPT *m) {
     size_t C = m->config.C, last = m->sample.T - 1;
+    if (m->first)
+        find_keys(m, Context(), 0, m->host_inputs, m->sample.padded);
     forward_alone(m, m->sample.padded);
 
     if (m->table.shard.head) {
@@ -1202,23 +1172,9 @@ static void connect(GPT *m) {
     for (size_t b = 0; b < bucket_count(m); b++)
         event_create(&m->gathered_bucket[b]);
 
-    // Every e-th rank holds the same experts.
-    size_t d = m->grid.d;
-    size_t e_rank = m->grid.d_rank % m->e;
-
+    context_create(m, &m->context);
     if (m->moe.E)
-        m->alike = job_split_data(&m->job, &m->grid, e_rank, d / m->e, m->e, "expert data",
-                                  false);
-
-    // The c ranks of a sequence are neighbours.
-    size_t c = m->cut.c;
-    size_t first = m->grid.d_rank - m->cut.rank;
-    if (c > 1)
-        m->counting = job_split_data(&m->job, &m->grid, first, c, 1, "context sums", true);
-
-    m->ring_stream = stream_create(m, "context", true);
-    event_create(&m->ring_computed);
-    event_create(&m->arrived_keys);
+        experts_create(m, &m->experts);
 
     // To load a kernel beside a receive that waits may hang, so all are loaded before links exist.
     trainer_warm_up(m, run_batch);
@@ -1226,10 +1182,9 @@ static void connect(GPT *m) {
     connect_links(m);
 
     // Messages come last: from here on a rank may wait for another one.
-    if (c > 1)
-        m->sequence = trainer_connect_data(m, first, c, 1, "context");
+    context_connect(m, &m->context);
     if (m->moe.E)
-        m->exchanging = trainer_connect_data(m, m->grid.d_rank - e_rank, m->e, 1, "experts");
+        experts_connect(m, &m->experts);
 }
 
 // Checks the options that the 3D trainer does not have, and takes this rank's tokens.
@@ -1239,22 +1194,24 @@ static bool check_5d(Trainer *trainer, Error *err) {
     if (m->opt.dropout > 0)
         return error_set(err, "--dropout: these models have none; leave it out");
     bool from_file = m->opt.init || m->opt.resume;
-    if (!moe_llama_resolve(&m->model, o, &m->opt, from_file, err))
+    if (!document_check(&o->documents, m->config.V, err) ||
+        !moe_llama_resolve(&m->model, o, &m->opt, from_file, err))
         return false;
 
     // Neighbours among the data ranks share a sequence.
-    m->cut = o->context;
-    m->tokens = context_tokens(m->cut);
+    Context cut = o->context;
+    m->context.cut = cut;
+    m->tokens = context_tokens(cut);
 
     // Tensor ranks make summands of a router's gradient: one of them adds its two losses'.
     // The balance is that of a sequence, by 1/c of its tokens.
     size_t E = m->model.E, k = m->model.k;
-    size_t T = m->opt.seq / m->cut.c;
+    size_t T = m->opt.seq / cut.c;
     size_t slots = o->capacity > 0 ? moe_capacity(o->capacity, T, k, E) : T;
     double losses = m->grid.t_rank == 0;
-    float balance = (float)(losses * o->balance / (double)m->cut.c);
+    float balance = (float)(losses * o->balance / (double)cut.c);
     m->moe = {E, k, slots, balance, (float)(losses * o->z), m->model.normalised};
-    m->e = o->e;
+    m->experts.e = o->e;
     return true;
 }
 
@@ -1278,16 +1235,25 @@ static void make_angles(GPT *m) {
     free(mine);
 }
 
+// The rows of the command line that the 3D trainer does not have.
+static FieldTable options_of(GPT *m) {
+    return document_options(rows_5d(&m->flags), &m->flags.documents, "0");
+}
+
 int main(int argc, char **argv) {
     static GPT gpt, *m = &gpt;
     moe_llama_make(&m->model);  // It can read a config.json now.
-    Lesson lesson = {rows_5d(&m->flags), check_5d, &m->llama.spec, sizes_5d, tokenizer_open_kind};
+    FieldTable rows = options_of(m);
+    Lesson lesson = {rows, check_5d, &m->llama.spec, sizes_5d, tokenizer_open_kind};
     unsigned options = OPTIONS_TENSOR | OPTIONS_PIPELINE | OPTIONS_DATA;
     trainer_open(m, argc, argv, options, lesson);  // Bad input ends here.
-    experts_print(&m->model, m->e, m->moe.slots, m->T);
-
+    experts_print(&m->model, m->experts.e, m->moe.slots, m->T);
+    m->eot = document_token(&m->flags.documents, &m->tokenizer, m->config.V);
+    if (m->job.rank == 0)
+        documents_print(&m->train_data, &m->progress, m->eot);
     shard(m);
     trainer_allocate(m, layout);
+    start_keys(m);
     connect(m);
     make_angles(m);
     trainer_start(m);

@@ -3,15 +3,16 @@
 # times. Each time the job must end by itself within 35 s with an error and leave no process.
 # `--resume auto` with fewer ranks must then continue from the newest complete checkpoint, no older
 # than the last one that was announced. The whole chain of killed and resumed runs must have the
-# losses of one undisturbed run. The seed is printed; the same seed makes the same choices and
+# losses of one undisturbed run. So must a run of all five dimensions, killed in a save and resumed
+# in another layout. The seed is printed; the same seed makes the same choices and
 # delays (but the moment of a kill depends on the machine's speed). Ends with `N passed, N failed`.
-# needs: fp32/train_gpt_3d fp32/train_data fp32/train_fsdp
+# needs: fp32/train_gpt_3d fp32/train_data fp32/train_fsdp fp32/train_5d
 . "$(dirname "$0")/report.sh"
 seed=${2:-$(($(date +%s) % 100000))}
 trainers=$build/train_
 rounds=20 patience=35
 need_gpus 8
-for name in gpt_3d data fsdp; do
+for name in gpt_3d data fsdp 5d; do
     [ -x "$trainers$name" ] || { report 1 "kill: $trainers$name is not built"; finish; }
 done
 RANDOM=$seed
@@ -166,20 +167,25 @@ report $? "$torn of $rounds kills came in the middle of a save; the slowest end 
 # ---- against undisturbed runs --------------------------------------------------------------------
 
 # numbers LOG: prints step, loss and norm of each line, which do not depend on the clock.
-numbers() { sed -E 's/.*"step":([0-9]+),"loss":([^,]+),"grad_norm":([^,]+),.*/\1 \2 \3/' "$1"; }
+numbers() {
+    sed -nE 's/.*"step":([0-9]+),"loss":([^,]+),"grad_norm":([^,]+),.*/\1 \2 \3/p' "$1"
+}
 
-# Other layouts add in another order, and training amplifies the difference: hence a bound here, and
-# bits below.
+# near LOG CALM STEPS: has each step once, with losses within 1e-5 of the calm run's. Other layouts
+# add in another order, and training amplifies the difference: hence a bound here, and bits below.
+near() {
+    paste -d ' ' <(numbers "$1") <(numbers "$2") | awk -v steps="$3" '
+        function off(a, b) { return a > b ? (a - b) / b : (b - a) / b }
+        { if ($1 != NR || $4 != NR || NF != 6) bad = 1
+          if (off($2, $5) > most) most = off($2, $5) }
+        END { printf "steps %d, largest relative difference of a loss %.1e\n", NR, most
+              exit bad || NR != steps || most > 1e-5 }'
+}
+
 steps=$(newest "$out")
 train 1 gpt_3d --steps "$steps" --log "$dir/calm.jsonl"
 ends 200
-paste -d ' ' <(numbers "$log") <(numbers "$dir/calm.jsonl") | awk -v steps="$steps" '
-    function off(a, b) { return a > b ? (a - b) / b : (b - a) / b }
-    { if ($1 != NR || $4 != NR || NF != 6) bad = 1
-      if (off($2, $5) > most) most = off($2, $5) }
-    END { printf "steps %d, largest relative difference of a loss %.1e\n", NR, most
-          exit bad || NR != steps || most > 1e-5 }
-' >"$dir/err"
+near "$log" "$dir/calm.jsonl" "$steps" >"$dir/err"
 report $? "the losses of the chain are those of one calm run: $(cat "$dir/err"), bound 1e-5"
 
 flags='--tensor 2 --data 2 --steps 14 --save-every 1'
@@ -204,6 +210,31 @@ status=$?
     cmp "$out/step-00000014/model.safetensors" "$dir/whole/step-00000014/model.safetensors" &&
     cmp "$out/step-00000014/optimizer.safetensors" "$dir/whole/step-00000014/optimizer.safetensors"
 report $? 'killed three times and resumed: losses, weights and optimizer have the same bits'
+
+# ---- five dimensions -----------------------------------------------------------------------------
+
+five="--model qwen3-moe --kv-heads 4 --hidden 24 --experts 4 --documents 1 --eot 10"
+out=$dir/five log=$dir/five.jsonl
+# shellcheck disable=SC2086
+train 8 5d $five --tensor 2 --data 2 --pipeline 2 --context 2 --expert-parallel 2 --steps 100000 \
+    --save-every 1 --out "$out" --log "$log"
+strike 8 save "$out"
+ends $patience
+[ $? = 0 ] && [ "$code" != 0 ]
+report $? "kill of a rank of 8 with all five dimensions, in a save: ended with code ${code:-none}"
+there=$(newest "$out")
+steps=$((there + 3))
+# shellcheck disable=SC2086
+train 4 5d $five --data 4 --context 4 --context-by ulysses --expert-parallel 2 --steps $steps \
+    --out "$out" --resume auto --log "$log"
+ends 100
+[ "$code" = 0 ] && grep -q "^resuming .* after step $there\$" "$dir/out"
+report $? "     resumed by 4 ranks, which share each sequence another way, after step $there"
+# shellcheck disable=SC2086
+train 1 5d $five --steps $steps --log "$dir/calm.jsonl"
+ends 100
+near "$log" "$dir/calm.jsonl" $steps >"$dir/err"
+report $? "     with the losses of one calm run: $(cat "$dir/err"), bound 1e-5"
 
 # ---- a damaged checkpoint: each rank reads a share -----------------------------------------------
 

@@ -10,6 +10,7 @@
 #include "llmc/reference_5d.h"
 
 enum { L = 4, C = 32, NH = 8, KV = 4, F = 24, V = 200, T = 16, G = 8, STEPS = 2, E = 4, K = 2 };
+enum { EOT = V - 1 };  // documents begin with it
 
 // A kind of blocks. E 0: with an MLP; else experts, and what the command line says of them.
 typedef struct {
@@ -20,27 +21,43 @@ typedef struct {
     double capacity, balance, z;
     bool normalised;
     size_t HS;  // channels of a head; 0: C / NH
+    bool documents;
+    size_t window;
 } Kind;
 
-enum { LLAMA_MLP, MIXTRAL, DROPS, QWEN2_MLP, QWEN3_MOE, RAW, NO_CHOICE };
+enum { LLAMA_MLP, MIXTRAL, DROPS, QWEN2_MLP, QWEN3_MOE, RAW, NO_CHOICE, MOE_DOCUMENTS, WINDOW,
+       WINDOW_DOCUMENTS };
 
 static const Kind KINDS[] = {
-    {"llama", LLAMA, false, 0, 0, 0, 0, 0, false, 0},
-    {"mixtral", LLAMA, false, E, K, 0, 0.1, 0.01, true, 0},
-    {"mixtral, some tokens dropped", LLAMA, true, E, K, 0.75, 0.1, 0.01, true, 0},
-    {"qwen2", QWEN2, true, 0, 0, 0, 0, 0, false, 0},
-    {"qwen3-moe", QWEN3, false, E, K, 0, 0.1, 0.01, true, 16},
-    {"qwen3-moe, weights not normalised", QWEN3, false, E, 3, 0.9, 0.1, 0.01, false, 16},
-    {"mixtral, all experts chosen", LLAMA, false, E, E, 0, 0.1, 0.01, true, 0},
+    {"llama", LLAMA, false, 0, 0, 0, 0, 0, false, 0, false, 0},
+    {"mixtral", LLAMA, false, E, K, 0, 0.1, 0.01, true, 0, false, 0},
+    {"mixtral, some tokens dropped", LLAMA, true, E, K, 0.75, 0.1, 0.01, true, 0, false, 0},
+    {"qwen2", QWEN2, true, 0, 0, 0, 0, 0, false, 0, false, 0},
+    {"qwen3-moe", QWEN3, false, E, K, 0, 0.1, 0.01, true, 16, false, 0},
+    {"qwen3-moe, weights not normalised", QWEN3, false, E, 3, 0.9, 0.1, 0.01, false, 16, false, 0},
+    {"mixtral, all experts chosen", LLAMA, false, E, E, 0, 0.1, 0.01, true, 0, false, 0},
+    {"qwen3-moe, documents", QWEN3, false, E, K, 0, 0.1, 0.01, true, 16, true, 0},
+    {"mistral", MISTRAL, false, 0, 0, 0, 0, 0, false, 0, false, 6},
+    {"mistral, documents", MISTRAL, false, 0, 0, 0, 0, 0, false, 0, true, 6},
 };
 
 // The model under test, as reference_train calls it.
 static ReferenceMoe tested;
+static bool tested_documents;
+static double tested_extra;  // the routers' two losses of the last call
 
 static double tested_loss(Reference *ref, const int *tokens, const int *targets, size_t B,
                           size_t seq, double scale) {
-    if (tested.E == 0) return reference_llama_loss(ref, tokens, targets, B, seq, scale);
-    return reference_5d_loss(ref, &tested, tokens, targets, B, seq, scale, NULL);
+    int *first = tested_documents ? document_begins(tokens, B * seq, seq, EOT) : NULL;
+    double loss;
+    ref->first = first;
+    if (tested.E == 0)
+        loss = reference_llama_loss(ref, tokens, targets, B, seq, scale);
+    else
+        loss = reference_5d_loss(ref, &tested, tokens, targets, B, seq, scale, &tested_extra);
+    ref->first = NULL;
+    free(first);
+    return loss;
 }
 
 // With the two losses of experts, whose gradients are among those of the loss.
@@ -72,6 +89,7 @@ static Reference model_of(const Kind *kind, MoeLlama *m, GPTConfig config, size_
     llama->epsilon = 1e-5;
     llama->rotary = 1;
     llama->HS = kind->HS ? kind->HS : config.C / config.NH;
+    llama->window = kind->window;
     m->E = kind->E;
     m->k = kind->k;
     m->normalised = kind->normalised;
@@ -99,7 +117,7 @@ static void test_golden(TestContext *x, const cJSON *item) {
     bool qwen = strcmp(type, "qwen3_moe") == 0;
     Kind kind = {type, qwen ? QWEN3 : LLAMA, false, (size_t)number(g, "E"), (size_t)number(g, "k"),
                  0, 0, 0, cJSON_IsTrue(cJSON_GetObjectItem(g, "normalised")),
-                 (size_t)number(g, "HS")};
+                 (size_t)number(g, "HS"), false, 0};
     size_t seq = (size_t)number(g, "T"), B = (size_t)number(g, "B"), N = B * seq;
     size_t vocabulary = (size_t)number(g, "V");
     uint64_t seed = (uint64_t)number(g, "seed");
@@ -146,10 +164,10 @@ static void group_reference(TestContext *x) {
     cJSON_Delete(golden);
     enum { SHORT = 8, B = 2 };
     static const Kind kinds[] = {
-        {"no token dropped", LLAMA, false, 4, 2, 0, 0.3, 0.1, true, 0},
-        {"some tokens dropped", LLAMA, true, 3, 2, 0.6, 0.3, 0.1, true, 0},
-        {"not normalised", QWEN3, false, 3, 2, 0.6, 0.3, 0.1, false, 4},
-        {"one expert", LLAMA, false, 1, 1, 0, 0, 0.1, true, 0}};
+        {"no token dropped", LLAMA, false, 4, 2, 0, 0.3, 0.1, true, 0, false, 0},
+        {"some tokens dropped", LLAMA, true, 3, 2, 0.6, 0.3, 0.1, true, 0, false, 0},
+        {"not normalised", QWEN3, false, 3, 2, 0.6, 0.3, 0.1, false, 4, false, 0},
+        {"one expert", LLAMA, false, 1, 1, 0, 0, 0.1, true, 0, false, 0}};
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         GPTConfig config = {2, 8, 4, 7, 0, SHORT, NULL};
         MoeLlama m;
@@ -300,6 +318,22 @@ static const Row ROWS[] = {
     {LLAMA_MLP, 1, 8, 1, 8, 1, 1, "", 1},
     {LLAMA_MLP, 4, 2, 1, 2, 1, 1, "--sequence-parallel 1", 1},
     {QWEN3_MOE, 4, 2, 1, 2, 2, 1, "", 1},
+
+    // c by all-to-alls
+    {QWEN3_MOE, 2, 2, 1, 2, 2, 1, "--context-by ulysses --sequence-parallel 1", 0},
+    {LLAMA_MLP, 1, 4, 1, 4, 1, 1, "--context-by ulysses --recompute layer", 1},
+    {DROPS, 1, 4, 2, 2, 4, 1, "--context-by ulysses", 1},
+
+    // windows and documents: borders within a rank, between ranks, and across them
+    {WINDOW_DOCUMENTS, 1, 1, 1, 1, 1, 2, "", 1},
+    {WINDOW, 1, 2, 1, 2, 1, 2, "", 1},
+    {WINDOW_DOCUMENTS, 1, 2, 1, 2, 1, 2, "--recompute layer", 1},
+    {WINDOW_DOCUMENTS, 2, 4, 1, 4, 1, 1, "--sequence-parallel 1", 0},
+    {WINDOW_DOCUMENTS, 2, 2, 2, 2, 1, 1, "--context-by ulysses --virtual 2", 1},
+    {MOE_DOCUMENTS, 1, 1, 1, 1, 1, 2, "", 1},
+    {MOE_DOCUMENTS, 1, 2, 1, 2, 1, 1, "", 1},
+    {MOE_DOCUMENTS, 2, 2, 2, 2, 2, 1, "--sequence-parallel 1 --virtual 2", 0},
+    {MOE_DOCUMENTS, 1, 4, 2, 4, 2, 1, "--context-by ulysses --recompute layer", 1},
 };
 
 static void training_of(char flags[ARG_BYTES], const Training *h, const Row *row) {
@@ -311,6 +345,7 @@ static void training_of(char flags[ARG_BYTES], const Training *h, const Row *row
              "--micro-batch %d --capacity %g --balance-loss %g --z-loss %g %s",
              row->t, row->d, row->p, row->c, row->e, row->micro, kind->capacity, kind->balance,
              kind->z, row->flags);
+    if (kind->documents) strcat(flags, " --documents 1");
 }
 
 // A large eps: an expert that few tokens meet has gradients of the size of their rounding, which
@@ -328,6 +363,31 @@ static Reference write_model_of(const Kind *kind, MoeLlama *m) {
     return ref;
 }
 
+// Returns how far the routers' two losses of the log's first step are from the reference's, or
+// INFINITY if a layer has no line, lacks choices, or dropped tokens without a bound for places.
+static double statistics_error(const Kind *kind, Reference *ref, const int *tokens) {
+    double got = 0;
+    size_t layers = 0;
+    bool ok = true;
+    char *text = read_file("log", NULL);
+    tested_loss(ref, tokens, tokens + 1, G, T, 0);
+    for (char *line = text ? strtok(text, "\n") : NULL; line; line = strtok(NULL, "\n")) {
+        cJSON *json = cJSON_Parse(line);
+        const cJSON *of_expert = cJSON_GetObjectItem(json, "tokens"), *item;
+        if (of_expert && number(json, "step") == 1) {
+            double choices = 0;
+            cJSON_ArrayForEach(item, of_expert) choices += item->valuedouble;
+            ok = ok && number(json, "layer") == (double)layers++ &&
+                 choices == (double)(G * T * kind->k) &&
+                 (number(json, "dropped") > 0) == (kind->capacity > 0);
+            got += kind->balance * number(json, "balance") + kind->z * number(json, "z");
+        }
+        cJSON_Delete(json);
+    }
+    free(text);
+    return ok && layers == L ? relative(got * G * T, tested_extra) : INFINITY;
+}
+
 static void test_row(TestContext *x, const Row *row, const int *tokens) {
     const Kind *kind = &KINDS[row->kind];
     char flags[ARG_BYTES], name[200];
@@ -338,6 +398,7 @@ static void test_row(TestContext *x, const Row *row, const int *tokens) {
     Reference ref = write_model_of(kind, &m);
     Reference trained = reference_copy(&ref);
     tested = kind->E ? reference_of(kind, T, (size_t)row->c) : (ReferenceMoe){0};
+    tested_documents = kind->documents;
     reference_loss = tested_loss;
     Expected want = reference_train(&trained, &h, tokens, x->bf16);
     training_of(flags, &h, row);
@@ -363,19 +424,30 @@ static void test_row(TestContext *x, const Row *row, const int *tokens) {
     Measured r = measure_run(&ref.table, &want, h.steps, got);
     bool saved = read_tensors("out/step-00000002/model.safetensors", "", &ref.table, got);
     Errors e = compare_tensors(&ref.table, got, want.weights);
-    ok = ok && saved && within(&r, &bound) && e.worst <= bound.weight;
+    double routers = kind->E && !x->bf16 ? statistics_error(kind, &ref, tokens) : 0;
+    ok = ok && saved && within(&r, &bound) && e.worst <= bound.weight && routers < 1e-6;
     check(&x->check, ok,
-          "%-64s gradients %.1e, %s %.1e, losses %.1e, norms %.1e, weights %.1e", name,
-          r.gradients.whole, r.gradients.name, r.gradients.worst, r.loss, r.norm, e.worst);
+          "%-64s gradients %.1e, %s %.1e, losses %.1e, norms %.1e, weights %.1e, routers %.1e",
+          name, r.gradients.whole, r.gradients.name, r.gradients.worst, r.loss, r.norm, e.worst,
+          routers);
     free(got);
     expected_free(&want);
     reference_free(&trained);
     reference_free(&ref);
 }
 
+// Of eight sequences one is one document; in the others documents begin where the tokens of 2 or 4
+// ranks do, beside that, at the last token, at each token, or somewhere.
 static int *write_tokens(uint64_t seed) {
     size_t count = T * G * STEPS + 1;
-    int *tokens = random_tokens(count, V, seed);
+    int *tokens = random_tokens(count, EOT, seed), *lengths = random_tokens(count, 5, seed + 1);
+    for (size_t n = 0; n < count; n++) {
+        size_t at = n % T;
+        bool begins[] = {false,   at % 4 == 0, at == 3 || at == 9, at == T - 1,
+                         at == 6, true,        lengths[n] == 0,    lengths[n] < 2};
+        if (begins[n / T % 8]) tokens[n] = EOT;
+    }
+    free(lengths);
     write_shard("shard.bin", 20240520, 1, (int)count, tokens, count);
     return tokens;
 }
@@ -515,7 +587,9 @@ static const struct {
     {"--model llama --expert-parallel 2 --data 2", "--expert-parallel needs --experts", 2},
     {"--model qwen2 --experts 4", "--experts needs --model mixtral or qwen3-moe", 1},
     {"--model mixtral --dropout 0.1", "--dropout", 1},
-    {"--model mistral --window 16", "longer than the window of 16", 1},
+    {"--model mixtral --window 16", "only mistral has one", 1},
+    {"--model mixtral --heads 4 --kv-heads 2 --context 4 --data 4 --context-by ulysses",
+     "does not divide the 2 key/value heads", 4},
 };
 
 static void group_refusals(TestContext *x) {

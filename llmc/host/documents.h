@@ -34,7 +34,8 @@ static inline FieldTable document_options(FieldTable table, Documents *d,
     memcpy(rows, table.fields, table.count * sizeof *rows);
     memcpy(rows + table.count, own, sizeof own);
     d->eot = OPTION_LEFT_OUT;
-    return {rows, table.count + OWN, table.object};
+    FieldTable all = {rows, table.count + OWN, table.object};
+    return all;
 }
 
 // Takes the vocabulary's last token if --eot is left out, and refuses one outside of it.

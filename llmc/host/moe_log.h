@@ -7,20 +7,23 @@
 
 #include "llmc/host/log.h"
 
-// Adds a line for each of L layers to the log. sums (L, 3, E), over a step of so many
-// tokens: of the choices how many fell on each expert, how many of these were dropped, and
-// its share of the balance loss, which is 1 together if all experts are chosen alike.
+// Adds a line for each of L layers to the log. sums (L, 4, E), over a step of so many
+// tokens: of the choices how many fell on each expert, how many of these were dropped, its
+// share of the balance loss, which is 1 together if all experts are chosen alike, and a share
+// of the loss of large logits.
 static inline void moe_log(Log *log, size_t step, const double *sums, size_t L, size_t E,
                            double tokens) {
-    for (size_t l = 0; l < L; l++, sums += 3 * E) {
-        double dropped = 0, balance = 0;
+    for (size_t l = 0; l < L; l++, sums += 4 * E) {
+        double dropped = 0, balance = 0, z = 0;
         for (size_t e = 0; e < E; e++) {
             dropped += sums[E + e];
             balance += sums[2 * E + e];
+            z += sums[3 * E + e];
         }
         fprintf(log->json, "{\"step\":%zu,\"layer\":%zu,\"dropped\":%.0f", step, l,
                 dropped);
         log_number(log->json, "balance", balance / tokens);
+        log_number(log->json, "z", z / tokens);
         for (size_t e = 0; e < E; e++)
             fprintf(log->json, "%s%.0f", e ? "," : ",\"tokens\":[", sums[e]);
         fprintf(log->json, "]");

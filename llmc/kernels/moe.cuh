@@ -46,6 +46,7 @@ typedef struct {
     size_t
         *source;  // (E, B, slots) the copy in a place, as an element of choice, or MOE_NONE
     float *tokens;   // (B, E) tokens that chose an expert, dropped ones included
+    float *whole;    // (B, E) the same of all ranks that share the sequences
     float *mass;     // (B, E) the sum of its probabilities
 } Routing;
 
@@ -61,8 +62,9 @@ static inline size_t moe_rows(const Moe &moe, size_t B) {
     return moe.E * B * moe.slots;
 }
 
-static inline void take_routing(Arena *arena, Routing *r, const Moe &moe, size_t B,
-                                size_t T) {
+// c ranks share each sequence.
+static inline void take_routing(Arena *arena, Routing *r, const Moe &moe, size_t B, size_t T,
+                                size_t c = 1) {
     size_t N = B * T;
     take(arena, r->probs, N * moe.E);
     take(arena, r->lse, N);
@@ -71,6 +73,8 @@ static inline void take_routing(Arena *arena, Routing *r, const Moe &moe, size_t
     take(arena, r->place, N * moe.k);
     take(arena, r->source, moe_rows(moe, B));
     take(arena, r->tokens, B * moe.E);
+    r->whole = r->tokens;
+    if (c > 1) take(arena, r->whole, B * moe.E);
     take(arena, r->mass, B * moe.E);
 }
 
@@ -232,28 +236,31 @@ static inline void moe_combine(floatX *out, const floatX *residual, const floatX
 
 // Elements of the statistics of a layer.
 static inline size_t moe_statistics_count(const Moe &moe) {
-    return 3 * moe.E;
+    return 4 * moe.E;
 }
 
-// A thread per expert.
+// A thread per expert. For large logits each looks at every E-th token.
 static __global__ void moe_statistics_kernel(double *sums, Routing r, Moe moe, size_t B,
-                                             size_t T) {
+                                             size_t T, size_t c) {
     size_t e = threadIdx.x, E = moe.E;
     for (size_t b = 0; b < B; b++) {
         double tokens = (double)r.tokens[b * E + e], slots = (double)moe.slots;
+        double share = (double)r.whole[b * E + e] / (double)(c * T * moe.k);
         sums[e] += tokens;
         sums[E + e] += tokens > slots ? tokens - slots : 0.0;
-        sums[2 * E + e] += (double)E * tokens / (double)(T * moe.k) *
-                           (double)r.mass[b * E + e];
+        sums[2 * E + e] += (double)E * share * (double)r.mass[b * E + e];
     }
+    for (size_t n = e; n < B * T; n += E)
+        sums[3 * E + e] += (double)r.lse[n] * (double)r.lse[n];
 }
 
-// Adds to sums (3, E): tokens that chose an expert; dropped ones among them; its share of
-// the balance loss, summed over tokens and without its coefficient.
+// Adds to sums (4, E): tokens that chose an expert; dropped ones among them; its share of
+// the balance loss; a share of the loss of large logits. Both losses are summed over tokens
+// and lack their coefficients. c ranks share each sequence.
 static inline void moe_statistics(double *sums, const Routing &r, const Moe &moe, size_t B,
-                                  size_t T, cudaStream_t stream) {
+                                  size_t T, cudaStream_t stream, size_t c = 1) {
     kernel_cost(KERNEL_ELEMENTWISE, B * moe.E, 12, 1);
-    LAUNCH(moe_statistics_kernel, 1, (unsigned)moe.E, stream)(sums, r, moe, B, T);
+    LAUNCH(moe_statistics_kernel, 1, (unsigned)moe.E, stream)(sums, r, moe, B, T, c);
 }
 
 // A warp per token: dlogits (N, E).
@@ -271,7 +278,7 @@ __global__ void __launch_bounds__(ROW_THREADS, 1)
     for (size_t i = n * moe.k; i < (n + 1) * moe.k; i++) chosen += p[r.choice[i]];
     if (!moe.normalised) chosen = 1.0f;
     for (size_t e = 0; e < E && lane == 0; e++) {
-        float share = r.tokens[n / T * E + e] / (float)(T * moe.k);
+        float share = r.whole[n / T * E + e] / (float)(T * moe.k);
         d[e] = moe.balance * (float)E * share * dloss;
     }
     for (size_t i = n * moe.k; i < (n + 1) * moe.k; i++) {

@@ -10,7 +10,7 @@
 #include "llmc/trainer/ranks.cuh"
 
 typedef struct {
-    double *sums;  // (L, 3, E) on the device, see moe_statistics
+    double *sums;  // (L, 4, E) on the device, see moe_statistics
     double *host;  // the same
     size_t count;  // of all
 } MoeStatistics;
@@ -24,20 +24,22 @@ static inline void take_statistics(Arena *arena, MoeStatistics *x, size_t L,
 
 // A step begins.
 static inline void statistics_begin(Trainer *m, const MoeStatistics *x) {
+    if (x->count == 0) return;  // no experts
     CUDA_CHECK(cudaMemsetAsync(x->sums, 0, x->count * sizeof(double), m->stream));
 }
 
-// Counts what the router of layer l did with a micro-batch.
+// Counts what the router of layer l did with a micro-batch, of sequences that c ranks share.
 static inline void statistics_add(Trainer *m, const MoeStatistics *x, size_t l,
-                                  const Routing &r, const Moe &moe, size_t B, size_t T) {
+                                  const Routing &r, const Moe &moe, size_t B, size_t T,
+                                  size_t c = 1) {
     double *sums = x->sums + l * moe_statistics_count(moe);
-    moe_statistics(sums, r, moe, B, T, m->stream);
+    moe_statistics(sums, r, moe, B, T, m->stream, c);
 }
 
 // A step has ended: sums over all ranks and logs. Synchronises.
 static inline void statistics_end(Trainer *m, const MoeStatistics *x, const Moe &moe) {
-    if (!m->opt.log) return;
-    double *sums = x->sums, tokens = (double)m->batch * (double)m->T;
+    if (!m->opt.log || x->count == 0) return;
+    double *sums = x->sums, tokens = (double)m->batch * (double)m->opt.seq;
     size_t bytes = x->count * sizeof(double);
     NCCL_CHECK(
         ncclAllReduce(sums, sums, x->count, ncclDouble, ncclSum, m->job.world, m->stream));
