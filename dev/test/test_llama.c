@@ -176,18 +176,18 @@ static double tested_loss(Reference *ref, const int *tokens, const int *targets,
     return loss;
 }
 
-// Puts `eot` into sequences of T tokens. Of eight, one is a document as a whole, one has documents
-// of one token, one has borders beside those of a window of 9 and at the ends, the others have
-// random lengths. In bf16 equal tokens have equal errors: documents of one token must be few.
+// Puts `eot` into sequences of T tokens. Of eight, one is a document as a whole, and one begins
+// with documents of one token. One has borders at its ends and beside those of a window of 9. The
+// others have random lengths. In bf16 equal tokens have equal errors, so `eot` must be rare.
 static void add_documents(int *tokens, size_t count, size_t T) {
     static const size_t borders[] = {1, 2, 10, 11, 20, 30, 71};
-    int *lengths = random_tokens(count, 9, 32);
+    int *lengths = random_tokens(count, 14, 36);
     for (size_t n = 0; n < count; n++) {
-        size_t kind = n / T % 8;
+        size_t kind = n / T % 8, t = n % T;
         if (tokens[n] == eot) tokens[n] = 0;
-        if (kind == 1 || (kind > 2 && lengths[n] == 0)) tokens[n] = eot;
+        if ((kind == 1 && t < 9) || (kind > 2 && lengths[n] == 0)) tokens[n] = eot;
         for (size_t i = 0; i < sizeof borders / sizeof *borders && kind == 2; i++)
-            if (n % T == borders[i]) tokens[n] = eot;
+            if (t == borders[i]) tokens[n] = eot;
     }
     free(lengths);
 }
@@ -504,6 +504,26 @@ static void documents_used(Context *x, const Model *s) {
               s->name, other ? "another" : "the same", other ? "says so" : "has no note");
         outcome_free(&o);
     }
+
+    static const Layout layouts[] = {
+        {"train_llama", 1, "--micro-batch 4"},
+        {"train_llama", 4, "--tensor 2 --pipeline 2 --sequence-parallel 1 --micro-batch 2"}};
+    char *samples[2] = {NULL};
+    write_letters("letters.json");
+    for (int i = 0; i < 2 && layouts[i].ranks <= max_ranks(x); i++) {
+        o = run(x->build, &layouts[i], PLAIN,
+                "%s --eot %d --sample-every 2 --sample-tokens 90 --prompt abc "
+                "--tokenizer letters.json",
+                c.flags, eot);
+        at = strstr(o.out, "sample: abc");
+        samples[i] = strdup(at ? at : "");
+        outcome_free(&o);
+    }
+    if (samples[1])
+        check(&x->check, samples[0][0] && strcmp(samples[0], samples[1]) == 0,
+              "%s: 1 and 4 ranks print the same sample, longer than a sequence", s->name);
+    free(samples[0]);
+    free(samples[1]);
     free(tokens);
     close_case(&c);
 }
