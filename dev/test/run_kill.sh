@@ -218,6 +218,7 @@ out=$dir/five log=$dir/five.jsonl
 # shellcheck disable=SC2086
 train 8 5d $five --tensor 2 --data 2 --pipeline 2 --context 2 --expert-parallel 2 --steps 100000 \
     --save-every 1 --out "$out" --log "$log"
+await grep -q '^saved ' "$dir/out"  # there is a step to resume from
 strike 8 save "$out"
 ends $patience
 [ $? = 0 ] && [ "$code" != 0 ]
