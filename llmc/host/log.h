@@ -204,7 +204,7 @@ static inline void log_step(Log *log, const StepReport *r) {
     if (log->virtual_time)
         printf(" | virtual time\n");
     else
-        printf(" | %llu:%02llu:%02llu left\n", left / 3600, left / 60 % 60, left % 60);
+        printf(", %llu:%02llu:%02llu left\n", left / 3600, left / 60 % 60, left % 60);
     fflush(stdout);
     if (!log->json) return;
     fprintf(log->json, "{\"step\":%zu", r->step);
