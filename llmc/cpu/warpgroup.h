@@ -25,6 +25,11 @@ static inline int device_multiprocessors() {
     return 3;
 }
 
+// As an H100 has.
+static inline size_t multiprocessor_shared() {
+    return 233472;
+}
+
 // x[B, T, heads, HS].
 struct CUtensorMap {
     const __nv_bfloat16 *x;
@@ -98,11 +103,6 @@ static inline CpuWarpgroups &cpu_warpgroups() {
 
 static inline uint32_t shared_address(const void *p) {
     return (uint32_t)((const uint8_t *)p - cpu_warpgroups().shared);
-}
-
-static inline void store_whole(void *p, const uint32_t (&w)[4]) {
-    cpu_check_aligned(p);
-    memcpy(p, w, 16);
 }
 
 // ---- barriers --------------------------------------------------------------------------

@@ -10,10 +10,10 @@
 // neighbouring rows of a column lie in different banks; products undo it.
 //
 // defines: WGMMA_CODE, DYNAMIC_SHARED, LAUNCH_LARGE, wgmma_device, device_multiprocessors,
-//          shared_address, store_whole, barrier_init, barriers_ready, barrier_expect,
-//          barrier_arrive, barrier_wait, warpgroup_barrier, tensor_map, tile_copy,
-//          registers_less, registers_more, wgmma_fence, wgmma_commit, wgmma_wait, pin,
-//          fresh, product_rows, product_columns
+//          multiprocessor_shared, shared_address, barrier_init, barriers_ready,
+//          barrier_expect, barrier_arrive, barrier_wait, warpgroup_barrier, tensor_map,
+//          tile_copy, registers_less, registers_more, wgmma_fence, wgmma_commit,
+//          wgmma_wait, pin, fresh, product_rows, product_columns
 #ifndef LLMC_WGMMA_CUH
 #define LLMC_WGMMA_CUH
 
@@ -56,15 +56,17 @@ static inline int device_multiprocessors(void) {
     return count;
 }
 
-__device__ __forceinline__ uint32_t shared_address(const void *p) {
-    return (uint32_t)__cvta_generic_to_shared(p);
+// Returns bytes of a multiprocessor's shared memory.
+static inline size_t multiprocessor_shared(void) {
+    int device, bytes;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor,
+                                      device));
+    return (size_t)bytes;
 }
 
-// Writes 16 bytes at once, which the compiler would often split.
-__device__ __forceinline__ void store_whole(void *p, const uint32_t (&w)[4]) {
-    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(w[0]), "r"(w[1]),
-                 "r"(w[2]), "r"(w[3])
-                 : "memory");
+__device__ __forceinline__ uint32_t shared_address(const void *p) {
+    return (uint32_t)__cvta_generic_to_shared(p);
 }
 
 // ---- barriers: addresses of 8 bytes in shared memory -----------------------------------
