@@ -16,8 +16,8 @@
 #define LLMC_CLASSIFIER_CUH
 
 #include "llmc/kernels/exponential.cuh"
+#include "llmc/kernels/mma.cuh"
 #include "llmc/kernels/packs.cuh"
-#include "llmc/kernels/wgmma.cuh"
 
 // Elements that a thread of the statistics works on at a time.
 enum { CLASSIFIER_TILE = 16 };

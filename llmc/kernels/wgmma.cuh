@@ -9,11 +9,10 @@
 // 16-byte pieces of a row (piece i of row r lies at place i ^ r % 8), so that eight
 // neighbouring rows of a column lie in different banks; products undo it.
 //
-// defines: WGMMA_CODE, DYNAMIC_SHARED, LAUNCH_LARGE, wgmma_device, device_multiprocessors,
-//          multiprocessor_shared, shared_address, barrier_init, barriers_ready,
-//          barrier_expect, barrier_arrive, barrier_wait, warpgroup_barrier, tensor_map,
-//          tile_copy, registers_less, registers_more, wgmma_fence, wgmma_commit,
-//          wgmma_wait, pin, fresh, product_rows, product_columns
+// defines: WGMMA_CODE, wgmma_device, device_multiprocessors, shared_address, barrier_init,
+//          barriers_ready, barrier_expect, barrier_arrive, barrier_wait, warpgroup_barrier,
+//          tensor_map, tile_copy, registers_less, registers_more, wgmma_fence,
+//          wgmma_commit, wgmma_wait, pin, fresh, product_rows, product_columns
 #ifndef LLMC_WGMMA_CUH
 #define LLMC_WGMMA_CUH
 
@@ -30,16 +29,6 @@
 #define WGMMA_CODE 1
 #endif
 
-// Declares the shared memory whose size the launch gives.
-#define DYNAMIC_SHARED(name) extern __shared__ __align__(1024) uint8_t name[]
-
-// Launches a kernel with more dynamic shared memory than the 48 KiB that need no
-// permission.
-#define LAUNCH_LARGE(kernel, grid, block, stream, bytes)                                  \
-    (CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, \
-                                     bytes)),                                             \
-     LAUNCH(kernel, grid, block, stream, bytes))
-
 // True where wgmma runs: GPUs of compute capability 9.0, whose later generations have other
 // instructions.
 static inline bool wgmma_device(void) {
@@ -54,15 +43,6 @@ static inline int device_multiprocessors(void) {
     CUDA_CHECK(cudaGetDevice(&device));
     CUDA_CHECK(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
     return count;
-}
-
-// Returns bytes of a multiprocessor's shared memory.
-static inline size_t multiprocessor_shared(void) {
-    int device, bytes;
-    CUDA_CHECK(cudaGetDevice(&device));
-    CUDA_CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor,
-                                      device));
-    return (size_t)bytes;
 }
 
 __device__ __forceinline__ uint32_t shared_address(const void *p) {
