@@ -112,7 +112,7 @@ FLOORS = [
 
 # Warps on a multiprocessor: (what, kernel, precision, threads of a block, least).
 OCCUPANCY = [
-    ("layernorm backward, C = 768", "layernorm_backward_columns_kernel<8, 1, 0>", "bf16", 768, 16),
+    ("layernorm backward, C = 768", "layernorm_backward_columns_kernel<8, 1, 0>", "bf16", 384, 24),
     ("layernorm backward, C = 1600", "layernorm_backward_columns_kernel<8, 1, 0>", "bf16", 672, 16),
     (
         "layernorm backward, C = 12288",
