@@ -8,6 +8,7 @@
 #        GPU_SHAPES=1         cpu only: divides rows and threads of kernels as on a GPU: slow here
 #        GPU_QUEUE=1          cpu only: a thread carries NCCL's calls, as with NCCL=mpi on a GPU
 #        PROFILE=1            times each kernel and product: a table at the end of runs with --trace
+#        TUNE=1               times cuBLASLt's algorithms for each product: see make tune
 #        NCCL=nccl|mpi        cuda only: mpi carries NCCL's calls, so that ranks can share a GPU
 #        MPI=openmpi|mpich    the one to take where both are installed (mpicxx.mpich, mpirun.mpich)
 #        V=1                  shows the commands that compile
@@ -49,7 +50,7 @@ ifeq ($(DEVICE)$(GDB),cuda1)
 $(error GDB=1 is for DEVICE=cpu)
 endif
 VARIANT := $(MPI) $(if $(SANITIZE),asan) $(if $(GDB),gdb) $(if $(PROFILE),profile) \
-    $(if $(GPU_SHAPES),shapes) $(if $(GPU_QUEUE),queue)
+    $(if $(TUNE),tune) $(if $(GPU_SHAPES),shapes) $(if $(GPU_QUEUE),queue)
 DIR := build/$(DEVICE)-$(PRECISION)$(subst $(eval) ,,$(addprefix -,$(VARIANT)))
 
 # ---- what there is to build ----------------------------------------------------------------------
@@ -101,7 +102,7 @@ WARNINGS := -Wall -Wextra
 SANITIZERS := -fsanitize=address,undefined -fno-sanitize=null,object-size,vptr \
     -fno-sanitize-recover=all
 QUICK := $(if $(SANITIZE),-Og -g1 $(SANITIZERS),-O1 -ftree-vectorize)
-CHECKS_ONLY := $(SANITIZE)$(GPU_SHAPES)$(GPU_QUEUE)$(filter bf16,$(PRECISION))
+CHECKS_ONLY := $(SANITIZE)$(GPU_SHAPES)$(GPU_QUEUE)$(TUNE)$(filter bf16,$(PRECISION))
 OPTIMIZE := $(if $(CHECKS_ONLY),$(QUICK),-O3) $(if $(GDB),-O0 -g)
 $(DIR)/dev/test/% $(DIR)/dev/puzzles/% $(DIR)/test_gpt: OPTIMIZE := $(QUICK)
 # These run for a tenth of a second, which is less than optimising them takes.
@@ -117,6 +118,7 @@ HOST = $(OPTIMIZE) $(NATIVE) $(ARITHMETIC) $(OPENMP)
 VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 DEFINES := -DVERSION='"$(VERSION)"' -DPRECISION_$(if $(filter bf16,$(PRECISION)),BF16,FP32) \
     $(if $(PROFILE),-include dev/cuda/kernel_times.cuh) \
+    $(if $(TUNE),-include dev/cuda/tune.cuh) \
     $(if $(GPU_SHAPES),-DGPU_SHAPES) $(if $(GPU_QUEUE),-DGPU_QUEUE -Idev/test/gpu)
 $(DIR)/train_% $(DIR)/dev/test/%: DEFINES += $(FEW)
 HOST_LIBS = -Xlinker --as-needed $(CJSON_LIBS) $(PCRE2_LIBS)
@@ -183,10 +185,10 @@ build/tools/plan: dev/plan/plan.cu Makefile $(PROBE)
 # ---- targets -------------------------------------------------------------------------------------
 
 .PHONY: all trainers kernel-programs kernels bench sass asm ptx tools scale scale-trainers holmes \
-        calibrate setup train test lessons gpu-check clean help explorer site release corpus \
+        calibrate tune setup train test lessons gpu-check clean help explorer site release corpus \
         run-train build-train doc plan planned schedule study fuzz soak build-soak reproduce \
         bubbles planned-fp32 planned-bf16 planned-asan planned-shapes planned-queue \
-        planned-profile experts puzzles puzzle $(PUZZLE_COMMANDS)
+        planned-profile planned-tune experts puzzles puzzle $(PUZZLE_COMMANDS)
 
 all:  ## every trainer and tool, with all cores; says what it built
 	+@$(PARALLEL) trainers tools
@@ -241,6 +243,18 @@ bench:  ## times every kernel beside the measured roofline; on a CPU PyTorch too
 ifeq ($(DEVICE),cpu)
 	+@$(PARALLEL) DEVICE=cpu PRECISION=fp32 build/cpu-fp32$(addprefix -,$(MPI))/train_gpt
 	@python3 dev/cpu_speed.py build/cpu-fp32$(addprefix -,$(MPI))
+endif
+
+# Trainers find the file and use it. On a CPU this only rehearses: it writes to build/out.
+TUNED ?= --model d12 --max-seq 1024 --seq 1024 --micro-batch 64 --global-batch 64
+tune: corpus
+tune:  ## times cuBLASLt's first 8 algorithms for each product of a step: build/gemm-GPU.json
+	+@$(MAKE) --no-print-directory TUNE=1 $(DIR)-tune/train_gpt
+ifeq ($(DEVICE),cuda)
+	@$(DIR)-tune/train_gpt --train-data build/corpus/train.bin --steps 1 $(TUNED)
+else
+	@mkdir -p build/out && cd build/out && ../../$(DIR)-tune/train_gpt --steps 1 \
+	    --train-data ../corpus/train.bin --layers 1 --heads 2 --channels 64 --seq 64
 endif
 
 sass:  ## registers, spills and inner loops of kernels for sm_80 and sm_90a, and their budgets
@@ -532,7 +546,8 @@ test:  ## builds and runs every test; the last line is `N passed, N failed`
 	@dev/setup.sh $(PROBED)
 	@dev/test/run_tests.sh --plan $(DEVICE) '$(ONLY)' > build/test-plan
 	+@$(PARALLEL) DEVICE=$(DEVICE) planned-fp32 planned-bf16 \
-	    $(if $(filter cpu,$(DEVICE)),planned-asan planned-shapes planned-queue planned-profile)
+	    $(if $(filter cpu,$(DEVICE)),planned-asan planned-shapes planned-queue planned-profile \
+	    planned-tune)
 	@dev/test/run_tests.sh $(DEVICE) '$(ONLY)'
 
 # All three at once, so that no core waits for the last program of one of them.
@@ -547,6 +562,8 @@ planned-queue:
 	+@$(MAKE) --no-print-directory PRECISION=fp32 GPU_QUEUE=1 planned
 planned-profile:
 	+@$(MAKE) --no-print-directory PRECISION=bf16 PROFILE=1 planned
+planned-tune:
+	+@$(MAKE) --no-print-directory PRECISION=fp32 TUNE=1 planned
 
 # The plan's programs for this combination; the tools belong to the first.
 FIRST_COMBINATION := $(filter $(DIR),build/$(DEVICE)-fp32$(addprefix -,$(MPI)))

@@ -117,9 +117,11 @@ class Kernel:
             self.sizes.append((at, size * int(count or 1)))
             self.parameter_bytes = at + self.sizes[-1][1]
         self.shared, self.shared_bytes, self.local_bytes = [], 0, 0
+        self.dynamic = False
         for align, symbol, size in shared:
             if re.search(rf'\b{symbol}\b', body):
-                self.add_shared(symbol, int(size), int(align))
+                self.add_shared(symbol, int(size or 0), int(align))
+                self.dynamic = not size  # the last one: its launch gives the size
         for symbol, size in re.findall(r'\.local .*?(\w+)\[(\d+)\]', body):
             self.symbols[symbol], self.local_bytes = 0, -(-int(size) // 16) * 16
         self.registers = {}  # name -> number
@@ -160,8 +162,9 @@ def read_kernels(text):
     if re.search(r'^\s*(\.visible )?\.(global|const|func)', text, re.M):
         raise Unsupported('variables or functions outside of kernels')
     shared = re.findall(
-        r"\.shared \.align (\d+) \.b8\s+(\w+)\[(\d+)\]", text
-    )  # some are declared outside
+        r"\.shared \.align (\d+) \.b8\s+(\w+)\[(\d*)\]", text
+    )  # some are declared outside, also those without a size
+    shared.sort(key=lambda array: not array[2])
     return {m[1]: Kernel(m[1], text[m.end():text.index('\n}', m.end())], shared) for m in starts}
 
 
@@ -1071,8 +1074,11 @@ class Interpreter:
             self.device.written[at // 2:(at + size + 1) // 2] = 0
             self.device.read[at // 2:(at + size + 1) // 2] = 0
 
-    def launch(self, name, grid, block, args):
+    def launch(self, name, grid, block, shared, args):
         kernel = self.kernels[name.decode()]
+        if kernel.dynamic:
+            at = kernel.shared[-1][0]
+            kernel.shared[-1], kernel.shared_bytes = (at, shared), at + shared
         try:
             self.interpret(kernel, [grid[i] for i in range(3)], [block[i] for i in range(3)], args)
         except (Fault, Unsupported) as error:
@@ -1156,7 +1162,7 @@ def load(library, interpreter):
     """Loads a program with this interpreter behind its launches, and makes the device's memory."""
     program, numbers, size = ctypes.CDLL(library), ctypes.POINTER(ctypes.c_uint), ctypes.c_size_t()
     program.hooks = (
-        ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, numbers, numbers,
+        ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, numbers, numbers, ctypes.c_size_t,
                          ctypes.POINTER(ctypes.c_void_p))(interpreter.launch),
         ctypes.CFUNCTYPE(None, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int)(interpreter.memory))
     program.ptx_start.restype = ctypes.c_void_p

@@ -18,7 +18,8 @@ enum Event {
 static constexpr size_t ARENA = (size_t)1 << 29;
 
 static struct {
-    int (*launch)(const char *name, const unsigned *grid, const unsigned *block, void **args);
+    int (*launch)(const char *name, const unsigned *grid, const unsigned *block, size_t shared,
+                  void **args);
     void (*memory)(size_t at, size_t bytes, int event);
     unsigned char *arena;
     struct { size_t at, bytes; } live[MOST];  // by address
@@ -66,10 +67,11 @@ extern "C" cudaError_t __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_
     return cudaSuccess;
 }
 extern "C" cudaError_t cudaLaunchKernel(const void *host, dim3 grid, dim3 block, void **args,
-                                        size_t, cudaStream_t) {
+                                        size_t shared, cudaStream_t) {
     const unsigned g[] = {grid.x, grid.y, grid.z}, b[] = {block.x, block.y, block.z};
     for (int i = 0; i < runtime.kernel_count; i++)
-        if (runtime.kernels[i].host == host && runtime.launch(runtime.kernels[i].name, g, b, args))
+        if (runtime.kernels[i].host == host &&
+            runtime.launch(runtime.kernels[i].name, g, b, shared, args))
             runtime.error = cudaErrorLaunchFailure;
     return runtime.error;
 }
@@ -151,8 +153,10 @@ extern "C" cudaError_t cudaGetDeviceProperties(cudaDeviceProp *prop, int) {
 // An A100: the interpreter knows no instruction of sm_90a, and so the kernels of
 // llmc/kernels/wgmma.cuh are not chosen.
 extern "C" cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr name, int) {
-    return name == cudaDevAttrComputeCapabilityMajor ? (*value = 8, cudaSuccess)
-                                                     : cudaErrorNotSupported;
+    *value = name == cudaDevAttrComputeCapabilityMajor             ? 8
+             : name == cudaDevAttrMaxSharedMemoryPerMultiprocessor ? 167936
+                                                                   : 0;
+    return *value ? cudaSuccess : cudaErrorNotSupported;
 }
 extern "C" cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
     return *available = *total = ARENA, cudaSuccess;
@@ -164,6 +168,7 @@ extern "C" cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess;
 extern "C" cudaError_t cudaDeviceSynchronize(void) { return cudaSuccess; }
 
 #define NONE(result, name, ...) extern "C" result name(__VA_ARGS__) { return (result)0; }
+NONE(cudaError_t, cudaFuncSetAttribute, const void *, cudaFuncAttribute, int)
 NONE(cudaError_t, cudaEventCreate, cudaEvent_t *)
 NONE(cudaError_t, cudaEventDestroy, cudaEvent_t)
 NONE(cudaError_t, cudaEventRecord, cudaEvent_t, cudaStream_t)
@@ -175,13 +180,13 @@ NONE(cudaError_t, cudaEventElapsedTime, float *, cudaEvent_t, cudaEvent_t)
     extern "C" cudaError_t name(__VA_ARGS__) { return cudaErrorNotSupported; }
 UNKNOWN(cudaFuncGetAttributes, cudaFuncAttributes *, const void *)
 UNKNOWN(cudaOccupancyMaxActiveBlocksPerMultiprocessor, int *, const void *, int, size_t)
-UNKNOWN(cudaFuncSetAttribute, const void *, cudaFuncAttribute, int)
 UNKNOWN(cudaGetDriverEntryPointByVersion, const char *, void **, unsigned, unsigned long long,
         cudaDriverEntryPointQueryResult *)
 
 // Products of matrices are the library's: a program that multiplies is refused.
 #define REFUSE(name, ...) \
     extern "C" cublasStatus_t name(__VA_ARGS__) { return CUBLAS_STATUS_NOT_SUPPORTED; }
+extern "C" void *cJSON_GetObjectItemCaseSensitive(const void *, const char *) { return NULL; }
 NONE(cublasStatus_t, cublasLtCreate, cublasLtHandle_t *)
 NONE(cublasStatus_t, cublasLtDestroy, cublasLtHandle_t)
 REFUSE(cublasLtMatmulDescCreate, cublasLtMatmulDesc_t *, cublasComputeType_t, cudaDataType_t)

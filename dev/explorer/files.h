@@ -79,6 +79,8 @@ DOES_NOTHING(const char *, strerror, "")
 DOES_NOTHING(void, progress_lesson, )
 DOES_NOTHING(bool, progress_resume, true)
 DOES_NOTHING(bool, progress_data, true)
+#define LLMC_TUNED_CUH
+DOES_NOTHING(bool, trainer_tuned, true)
 DOES_NOTHING(bool, path_print, true)
 DOES_NOTHING(bool, outputs_check, true)
 

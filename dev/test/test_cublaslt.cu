@@ -256,6 +256,56 @@ static void test_threads(cublasLtHandle_t handle, cudaStream_t stream) {
     cublasLtMatmulDescDestroy(call.desc);
 }
 
+// Checks that every algorithm is right, and that no two have the same bits.
+static void test_algorithms(cublasLtHandle_t handle, cudaStream_t stream) {
+    const size_t n = 64;
+    uint32_t seed = 5;
+    Array a = array_create(CUDA_R_32F, n * n, &seed), b = array_create(CUDA_R_32F, n * n, &seed);
+    Array d = array_create(CUDA_R_32F, n * n, &seed);
+    cublasLtMatrixLayout_t square = layout(CUDA_R_32F, n, n);
+    cublasLtMatmulDesc_t desc;
+    cublasLtMatmulPreference_t pref;
+    cublasLtMatmulHeuristicResult_t results[8];
+    int found = 0;
+    cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    cublasLtMatmulPreferenceCreate(&pref);
+    uint32_t align = 4;
+    for (int i = 0; i < 4; i++)
+        cublasLtMatmulPreferenceSetAttribute(
+            pref,
+            (cublasLtMatmulPreferenceAttributes_t)(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES + i),
+            &align, sizeof align);
+    const Call call = {handle,   stream,   desc,     square, square, square,
+                       a.device, b.device, d.device, 1.0f,   0.0f};
+    cublasLtMatmulAlgoGetHeuristic(handle, desc, square, square, square, square, pref, 8, results,
+                                   &found);
+    check(&checks, found == CPU_LT_ALGORITHMS, "8 algorithms wanted, %d proposed", found);
+
+    float *got[8] = {};
+    double worst = 0;
+    bool differ = true;
+    for (int i = 0; i < found; i++) {
+        if (call_matmul(&call, &results[i].algo) != CUBLAS_STATUS_SUCCESS) worst = 1e30;
+        cudaStreamSynchronize(stream);
+        got[i] = array_read(&d);
+        for (size_t at = 0; at < n * n; at++) {
+            double size, want = plain_dot(a.host + at % n, n, b.host + at / n * n, 1, n, &size);
+            worst = fmax(worst, fabs(got[i][at] - want) / (1e-6 * (size + 1)));
+        }
+        for (int j = 0; j < i; j++)
+            differ &= memcmp(got[i], got[j], n * n * sizeof(float)) != 0;
+    }
+    check(&checks, worst <= 1 && differ, "all are right (error %.2f of the bound), none has the "
+          "bits of another", worst);
+    for (int i = 0; i < found; i++) free(got[i]);
+    array_free(&a);
+    array_free(&b);
+    array_free(&d);
+    cublasLtMatrixLayoutDestroy(square);
+    cublasLtMatmulPreferenceDestroy(pref);
+    cublasLtMatmulDescDestroy(desc);
+}
+
 static void expect(cublasStatus_t got, cublasStatus_t want, const char *what) {
     check(&checks, got == want, "%s: status %d", what, (int)got);
 }
@@ -357,6 +407,7 @@ int main(void) {
     cudaStreamCreate(&stream);
     test_products(handle, stream);
     test_threads(handle, stream);
+    test_algorithms(handle, stream);
     test_misuse(handle, stream);
     return check_summary(&checks);
 }

@@ -83,7 +83,8 @@ typedef struct cublasLtMatrixLayoutOpaque_t *cublasLtMatrixLayout_t;
 typedef struct cublasLtMatmulDescOpaque_t *cublasLtMatmulDesc_t;
 typedef struct cublasLtMatmulPreferenceOpaque_t *cublasLtMatmulPreference_t;
 
-// data: [0] fingerprint of the problem, [1] bytes of workspace, [2..5] alignment of A B C D
+// data: [0] fingerprint of the problem, [1] bytes of workspace, [2..5] alignment of A B C D,
+// [6] blocks of k
 typedef struct {
     uint64_t data[8];
 } cublasLtMatmulAlgo_t;
@@ -107,6 +108,9 @@ __attribute__((format(printf, 2, 3))) static inline cublasStatus_t cpu_lt_refuse
 }
 
 // ---- handles and descriptors ----
+
+// cuBLASLt's are larger.
+static inline size_t cublasLtGetVersion(void) { return 1; }
 
 static inline cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) {
     *handle = new cublasLtContext();
@@ -224,24 +228,31 @@ static inline uint64_t cpu_lt_fingerprint(cublasLtMatmulDesc_t desc,
 
 // ---- the product ----
 
-// Returns the one algorithm, which claims a little workspace so that callers must really
+// Proposes up to CPU_LT_ALGORITHMS algorithms. Number i sums a product in i + 1 blocks of
+// k, so each has bits of its own. They claim a little workspace so that callers must really
 // provide it. Legal problems without an algorithm here return NOT_SUPPORTED.
+enum { CPU_LT_ALGORITHMS = 3 };
 static inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
     cublasLtHandle_t, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
     cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t d,
-    cublasLtMatmulPreference_t pref, int, cublasLtMatmulHeuristicResult_t results[],
+    cublasLtMatmulPreference_t pref, int wanted, cublasLtMatmulHeuristicResult_t results[],
     int *returned) {
     cublasLtMatrixLayout_t layouts[3] = {a, b, d};
+    if (wanted < 1) return CUBLAS_STATUS_INVALID_VALUE;
     cublasStatus_t status = cpu_lt_check(desc, layouts);
-    *returned = status == CUBLAS_STATUS_SUCCESS;
-    cublasLtMatmulHeuristicResult_t *r = &results[0];
-    memset(r, 0, sizeof *r);
-    r->workspaceSize = pref->value[CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES] < 1024 ? 0
-                                                                                    : 1024;
-    r->algo.data[0] = cpu_lt_fingerprint(desc, layouts);
-    r->algo.data[1] = r->workspaceSize;
-    memcpy(&r->algo.data[2], &pref->value[CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES],
-           4 * sizeof(uint64_t));
+    *returned = status == CUBLAS_STATUS_SUCCESS ? std::min(wanted, (int)CPU_LT_ALGORITHMS)
+                                                : 0;
+    for (int i = 0; i < *returned; i++) {
+        cublasLtMatmulHeuristicResult_t *r = &results[i];
+        memset(r, 0, sizeof *r);
+        r->workspaceSize =
+            pref->value[CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES] < 1024 ? 0 : 1024;
+        r->algo.data[0] = cpu_lt_fingerprint(desc, layouts);
+        r->algo.data[1] = r->workspaceSize;
+        memcpy(&r->algo.data[2], &pref->value[CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES],
+               4 * sizeof(uint64_t));
+        r->algo.data[6] = (uint64_t)i + 1;
+    }
     return status;
 }
 
@@ -306,11 +317,12 @@ static inline cublasStatus_t cublasLtMatmul(
     g.rows = d->cols;
     g.cols = d->rows;
     g.depth = g.trans_y ? a->rows : a->cols;
+    g.blocks = algo ? algo->data[6] : 1;
     g.beta = *(const float *)beta;
     if (has_bias) g.bias = bias;
-    // Another problem may need another kernel, and so may unaligned pointers and a sum with
-    // D.
-    uint64_t plan = problem * 2 + (g.beta != 0.0f);
+    // Another problem may need another kernel, and so may another algorithm, unaligned
+    // pointers and a sum with D.
+    uint64_t plan = (problem + g.blocks) * 2 + (g.beta != 0.0f);
     for (int i = 0; algo && i < 4; i++) plan = plan * 2 + (algo->data[2 + i] < 16);
     if (cpu_runtime().gemms.insert(plan).second) {
         char name[96];

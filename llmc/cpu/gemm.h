@@ -41,6 +41,7 @@ struct CpuGemm {
     CpuMatrix x, y, d;
     bool trans_x, trans_y;
     size_t rows, cols, depth;
+    size_t blocks;  // of depth, at least: a sum for each, and then their sum
     float beta;
     const char *bias;  // [cols], of D's type, or NULL
 };
@@ -119,7 +120,8 @@ static inline void cpu_gemm_tile(const CpuGemm *g, size_t r0, size_t rows, size_
     // Columns a multiple of 4 KiB apart fight for the same cache lines: a dense copy is
     // worth it.
     bool dense_x = widen || (g->trans_x && g->x.ld % 1024 == 0);
-    size_t depth = dense_x ? std::min(g->depth, CPU_GEMM_DEPTH) : g->depth;
+    size_t depth = (g->depth + g->blocks - 1) / g->blocks;
+    if (dense_x) depth = std::min(depth, CPU_GEMM_DEPTH);
     // A small Y is read many times: dense and untransposed it makes small products up to
     // twice as fast.
     bool pack = depth * cols <= CPU_GEMM_PACK && rows >= 16;

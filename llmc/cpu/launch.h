@@ -121,7 +121,7 @@ inline bool cpu_check_launch(const char *name, const dim3 &g, const dim3 &b) {
     return false;
 }
 
-// Every block has as much dynamic shared memory as a GPU's largest: warpgroup.h.
+// Every block has as much dynamic shared memory as a GPU's largest: tensor_core.h.
 static inline cudaStream_t cpu_launch_stream(cudaStream_t stream, size_t = 0) {
     return stream;
 }

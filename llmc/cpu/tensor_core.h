@@ -141,4 +141,22 @@ static inline void cpu_copy_wait(size_t left) {
     c.waiting.erase(c.waiting.begin(), c.waiting.begin() + (ptrdiff_t)done);
 }
 
+// ---- shared memory whose size the launch gives -----------------------------------------
+
+enum { CPU_DYNAMIC_SHARED = 232448 };  // bytes, as a block of an H100 may have
+static inline size_t multiprocessor_shared() {
+    return 233472;
+}
+
+// Every block has the most; it finds NaN there.
+static inline uint8_t *cpu_dynamic_shared() {
+    alignas(1024) static thread_local uint8_t shared[CPU_DYNAMIC_SHARED];
+    static thread_local uint64_t block;
+    if (block != cpu_block->blocks) memset(shared, 0xFF, sizeof shared);
+    block = cpu_block->blocks;
+    return shared;
+}
+#define DYNAMIC_SHARED(name) uint8_t *const name = cpu_dynamic_shared()
+#define LAUNCH_LARGE LAUNCH
+
 #endif

@@ -14,11 +14,6 @@
 #include "tensor_core.h"
 
 #define __grid_constant__
-#define DYNAMIC_SHARED(name) uint8_t *const name = cpu_warpgroups().shared
-
-#define LAUNCH_LARGE LAUNCH
-
-enum { CPU_DYNAMIC_SHARED = 232448 };  // bytes, as a block of sm_90 has
 
 // Few, so that a persistent block does several items.
 static inline int device_multiprocessors() {
@@ -65,7 +60,6 @@ struct CpuWgmmas {
 
 // The copies and products in flight in the block of an OS thread.
 struct CpuWarpgroups {
-    alignas(1024) uint8_t shared[CPU_DYNAMIC_SHARED];
     uint64_t block;
     std::map<uint32_t, CpuBarrier>
         barriers;  // by address; those of warpgroups behind all addresses
@@ -75,8 +69,7 @@ struct CpuWarpgroups {
 
 inline bool cpu_late_tile(CpuBlock *);
 
-// Returns the state of the running block. A new block finds NaN in shared memory, and must
-// find nothing in flight.
+// Returns the state of the running block. A new block must find nothing in flight.
 static inline CpuWarpgroups &cpu_warpgroups() {
     static thread_local CpuWarpgroups of_block;
     CpuWarpgroups &w = of_block;
@@ -89,7 +82,6 @@ static inline CpuWarpgroups &cpu_warpgroups() {
     if (left)
         cpu_kernel_abort(cpu_block->current,
                          "finds copies or products that an earlier block left in flight");
-    memset(w.shared, 0xFF, sizeof w.shared);
     w.block = cpu_block->blocks;
     w.barriers.clear();
     cpu_block->late = cpu_late_tile;
@@ -97,12 +89,7 @@ static inline CpuWarpgroups &cpu_warpgroups() {
 }
 
 static inline uint32_t shared_address(const void *p) {
-    return (uint32_t)((const uint8_t *)p - cpu_warpgroups().shared);
-}
-
-static inline void store_whole(void *p, const uint32_t (&w)[4]) {
-    cpu_check_aligned(p);
-    memcpy(p, w, 16);
+    return (uint32_t)((const uint8_t *)p - cpu_dynamic_shared());
 }
 
 // ---- barriers --------------------------------------------------------------------------
@@ -164,7 +151,7 @@ static inline void warpgroup_barrier(int wg) {
 
 // Returns the element of a swizzled tile at an address of the unswizzled one.
 static inline __nv_bfloat16 *cpu_swizzled(uint32_t address) {
-    return (__nv_bfloat16 *)(void *)(cpu_warpgroups().shared +
+    return (__nv_bfloat16 *)(void *)(cpu_dynamic_shared() +
                                      (address ^ (address >> 7 & 7) << 4));
 }
 

@@ -3,7 +3,7 @@
 //
 // defines: TRAINER_MOST_SAVES, TrainerState, TRAINER_KEYS, trainer_state_print,
 //          trainer_state_read, trainer_state_compare, progress_lesson, progress_resume,
-//          progress_data
+//          progress_data, progress_tuned
 #ifndef LLMC_TRAINER_JSON_H
 #define LLMC_TRAINER_JSON_H
 
@@ -34,6 +34,7 @@ typedef struct {
     size_t lr_unit;  // 0: steps, the only unit of --warmup and the decay
     char lesson[TRAINER_LESSON_SIZE];  // a lesson's own options, as progress_lesson prints
                                        // them, or ""
+    char tuned[20];  // checksum of the file of `make tune`, or "" if there is none
     Options opt;  // of a state that was read: the options in TRAINER_KEYS, 0 elsewhere
 } TrainerState;
 
@@ -80,6 +81,8 @@ static const Field TRAINER_KEYS[] = {
     KEY("lesson", FIELD_CHARS, lesson, TRAINER_LESSON_SIZE,
         "abcdefghijklmnopqrstuvwxyz0123456789-+.,= ",
         KEY_SPARSE | KEY_LATE),  // trainer_state_compare looks at each of its options
+    KEY("tuned", FIELD_CHARS, tuned, 20, "0123456789abcdef",
+        KEY_SPARSE | KEY_LATE),  // progress_tuned compares it
 };
 #undef KEY
 #undef SIZE
@@ -213,6 +216,17 @@ static inline bool progress_data(TrainerState *progress, const DataLoader *data,
                          progress->data, now);
     memcpy(progress->data, now, sizeof now);
     return true;
+}
+
+// Notes the checksum of tuned.cuh's file. Another file, or none, gives other bits and no
+// other mathematics: a resumed run may have it, and says so.
+static inline void progress_tuned(TrainerState *progress, uint64_t sum, bool resumes) {
+    char now[sizeof progress->tuned] = "";
+    if (sum) snprintf(now, sizeof now, "%016" PRIx64, sum);
+    if (resumes && strcmp(progress->tuned, now) != 0)
+        printf("note: the checkpoint was trained with tuned = \"%s\", this run has \"%s\"\n",
+               progress->tuned, now);
+    memcpy(progress->tuned, now, sizeof now);
 }
 
 #endif

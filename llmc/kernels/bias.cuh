@@ -8,8 +8,9 @@
 #include "llmc/kernels/packs.cuh"
 
 static constexpr unsigned BIAS_THREADS = 128, BIAS_MAX_CHUNKS = 256;
-static constexpr size_t BIAS_BATCH =
-    4;  // rows that a thread reads before it adds them: reads that overlap
+// Rows that a thread reads before it adds them: reads that overlap. Of 768 columns a
+// multiprocessor has 6 warps, which need that many.
+static constexpr size_t BIAS_BATCH = ROW_LANES > 1 ? 12 : 4;
 
 // Rows of a chunk, at least 16 where there are as many: they depend on N alone, and so does
 // the order of the sum.
@@ -26,44 +27,58 @@ static inline size_t bias_backward_scratch(size_t N, size_t OC) {
 // partial[blockIdx.y, OC] = sum over the chunk's rows of dout[N, OC]; each thread has W
 // columns.
 template <int W>
-__global__ void __launch_bounds__(BIAS_THREADS)
+__global__ void __launch_bounds__(BIAS_THREADS, 6)
     bias_partial_kernel(float *partial, const floatX *dout, size_t N, size_t OC,
                         size_t chunk_rows) {
     size_t col = ((size_t)blockIdx.x * BIAS_THREADS + threadIdx.x) * W;
     if (col >= OC) return;
     size_t begin = blockIdx.y * chunk_rows;
     size_t end = begin + chunk_rows < N ? begin + chunk_rows : N;
-    float sum[W] = {0.0f}, x[BIAS_BATCH][W];
+    float sum[W] = {0.0f}, x[W];
+    Late<W> rows[BIAS_BATCH];
     size_t row = begin;
     for (; row + BIAS_BATCH <= end; row += BIAS_BATCH) {
-        for (size_t r = 0; r < BIAS_BATCH; r++)
-            load_floats<W>(x[r], dout + (row + r) * OC + col);
-        for (size_t r = 0; r < BIAS_BATCH; r++)
-            for (int k = 0; k < W; k++) sum[k] += x[r][k];
+        UNROLL
+        for (size_t r = 0; r < BIAS_BATCH; r++) load_late(rows[r], dout + (row + r) * OC + col);
+        UNROLL
+        for (size_t r = 0; r < BIAS_BATCH; r++) {
+            unpack_late(x, rows[r]);
+            for (int k = 0; k < W; k++) sum[k] += x[k];
+        }
     }
     for (; row < end; row++) {
-        load_floats<W>(x[0], dout + row * OC + col);
-        for (int k = 0; k < W; k++) sum[k] += x[0][k];
+        load_floats<W>(x, dout + row * OC + col);
+        for (int k = 0; k < W; k++) sum[k] += x[k];
     }
     store_floats<W>(partial + blockIdx.y * OC + col, sum);
 }
 
-// Second stage: a thread per column of partials [chunks, stride], which reads several
-// before it adds them: a lone read waits longer for memory than its addition takes. The
-// first n sums are those of `first`, the next n those of `second` unless it is NULL.
-__global__ void __launch_bounds__(BIAS_THREADS)
+// Adds rows of partials to a column's sum, BATCH at a time, while so many are left: a lone
+// read waits longer for memory than its addition takes.
+template <size_t BATCH>
+__device__ __forceinline__ void add_batches(float *sum, const float *partials, size_t *c,
+                                            size_t chunks, size_t stride) {
+    float x[BATCH];
+    for (; *c + BATCH <= chunks; *c += BATCH) {
+        UNROLL
+        for (size_t k = 0; k < BATCH; k++) x[k] = partials[(*c + k) * stride];
+        UNROLL
+        for (size_t k = 0; k < BATCH; k++) *sum += x[k];
+    }
+}
+
+// Second stage: a thread per column of partials [chunks, stride]. The first n sums are those
+// of `first`, the next n those of `second` unless it is NULL.
+__global__ void __launch_bounds__(BIAS_THREADS, 1)
     column_sums_kernel(float *first, float *second, const float *partials, size_t chunks,
                        size_t stride, size_t n, bool accumulate) {
-    size_t i = (size_t)blockIdx.x * BIAS_THREADS + threadIdx.x;
+    size_t i = (size_t)blockIdx.x * BIAS_THREADS + threadIdx.x, c = 0;
     if (i >= (second ? 2 * n : n)) return;
-    constexpr size_t BATCH = 16;
-    float sum = 0.0f, x[BATCH];
-    size_t c = 0;
-    for (; c + BATCH <= chunks; c += BATCH) {
-        for (size_t k = 0; k < BATCH; k++) x[k] = partials[(c + k) * stride + i];
-        for (size_t k = 0; k < BATCH; k++) sum += x[k];
-    }
-    for (; c < chunks; c++) sum += partials[c * stride + i];
+    float sum = 0.0f;
+    if (ROW_LANES > 1) add_batches<64>(&sum, partials + i, &c, chunks, stride);
+    add_batches<16>(&sum, partials + i, &c, chunks, stride);
+    add_batches<4>(&sum, partials + i, &c, chunks, stride);
+    add_batches<1>(&sum, partials + i, &c, chunks, stride);
     float *out = i < n ? first + i : second + (i - n);
     *out = accumulate ? *out + sum : sum;
 }

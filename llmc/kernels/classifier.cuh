@@ -16,6 +16,7 @@
 #define LLMC_CLASSIFIER_CUH
 
 #include "llmc/kernels/exponential.cuh"
+#include "llmc/kernels/mma.cuh"
 #include "llmc/kernels/packs.cuh"
 
 // Elements that a thread of the statistics works on at a time.
@@ -70,13 +71,13 @@ __device__ __forceinline__ void row_stats(float *row_max, float *row_sum, const 
     if (blockDim.x > 1) *row_sum = block_sum(*row_sum);
 }
 
-// Turns a row of Vl logits into gradients: dloss * (softmax - (column == target)), and 0
-// from column `valid` on. target is a local column, or any larger number if another rank
-// has it.
+// row[Vl] = the gradients of the logits `from`, which may be row: dloss * (softmax -
+// (column == target)), and 0 from column `valid` on. target is a local column, or any larger
+// number if another rank has it.
 template <int W>
-__device__ __forceinline__ void row_gradient(floatX *row, float max, float sum,
-                                             size_t target, float dloss, size_t valid,
-                                             size_t Vl) {
+__device__ __forceinline__ void row_gradient(floatX *row, const floatX *from, float max,
+                                             float sum, size_t target, float dloss,
+                                             size_t valid, size_t Vl) {
     float scale = dloss / sum, x[W];
     Share s = share_of(Vl / W, threadIdx.x, blockDim.x);
     size_t i = s.begin;
@@ -84,7 +85,7 @@ __device__ __forceinline__ void row_gradient(floatX *row, float max, float sum,
     unsigned place = (unsigned)target,
              mine = (unsigned)(i * W);  // 32 bits: no row is longer
     for (; i < whole; i += s.step, mine += (unsigned)(s.step * W)) {
-        load_floats<W>(x, row + i * W);
+        load_floats<W>(x, from + i * W);
         for (int k = 0; k < W; k++) x[k] = exponential_fast(x[k] - max) * scale;
         if (place - mine < W)
             for (int k = 0; k < W; k++) x[k] -= mine + (unsigned)k == place ? dloss : 0.0f;
@@ -92,7 +93,7 @@ __device__ __forceinline__ void row_gradient(floatX *row, float max, float sum,
     }
     for (; i < s.end; i += s.step) {
         size_t first = i * W;
-        load_floats<W>(x, row + first);
+        load_floats<W>(x, from + first);
         for (int k = 0; k < W; k++) {
             x[k] = exponential_fast(x[k] - max) * scale;
             x[k] -= first + (size_t)k == target ? dloss : 0.0f;
@@ -142,11 +143,39 @@ __global__ void __launch_bounds__(512, 2)
                                size_t v_start, bool gradient) {
     size_t n = blockIdx.x, target = (size_t)targets[n] - v_start;
     size_t valid = valid_columns(V, Vl, v_start);
-    if (gradient)
-        row_gradient<W>(logits + n * Vl, max[n], sum[n], target, dloss, valid, Vl);
+    floatX *row = logits + n * Vl;
+    if (gradient) row_gradient<W>(row, row, max[n], sum[n], target, dloss, valid, Vl);
     if (threadIdx.x == 0) {
         losses[n] = logf(sum[n]) + max[n] - target_logit[n];
         losses[gridDim.x + n] = max[n] - target_logit[n];
+    }
+}
+
+// Both kernels in one, where a rank has all columns: the row stays in shared memory between
+// statistics and gradient. A thread copies the packs that it works on itself, so it waits
+// for no other. A row arrives while the other block of the multiprocessor computes. The
+// order of every sum is that of the two kernels, and so are the bits.
+__global__ void __launch_bounds__(512, 2)
+    classifier_row_kernel(float *losses, floatX *logits, const int *targets, float dloss,
+                          size_t V, size_t Vl, bool gradient) {
+    constexpr int W = x128::size;
+    DYNAMIC_SHARED(shared);
+    floatX *kept = (floatX *)shared;
+    size_t n = blockIdx.x, target = (size_t)targets[n];
+    floatX *row = logits + n * Vl;
+    Share s = share_of(Vl / W, threadIdx.x, blockDim.x);
+    for (size_t i = s.begin; i < s.end; i += s.step)
+        copy_async16(SharedTile((bfloat16 *)(kept + i * W)), row + i * W, true);
+    copy_async_commit();
+    copy_async_wait<0>();
+
+    float max, sum;
+    row_stats<W>(&max, &sum, kept, V);
+    if (gradient) row_gradient<W>(row, kept, max, sum, target, dloss, V, Vl);
+    if (threadIdx.x == 0) {
+        float target_logit = to_float(kept[target]);  // of another thread: row_stats met it
+        losses[n] = logf(sum) + max - target_logit;
+        losses[gridDim.x + n] = max - target_logit;
     }
 }
 
@@ -165,13 +194,24 @@ static inline unsigned classifier_threads(size_t Vl) {
     return Vl < 4096 && LONG_ROW_THREADS > 128 ? 128 : LONG_ROW_THREADS;
 }
 
+// True if classifier_gradient takes the statistics as well, and classifier_stats leaves them
+// to it: the rank has all columns, and a multiprocessor has room for two rows, one that
+// arrives and one that is worked on. Where a thread has a whole row, it finds it in its
+// cache again.
+static inline bool classifier_keeps_row(size_t V, size_t Vl, size_t v_start) {
+    return LONG_ROW_THREADS > 1 && v_start == 0 && V <= Vl && Vl % x128::size == 0 &&
+           2 * (Vl * sizeof(floatX) + 2048) <= multiprocessor_shared();
+}
+
 // Computes max, sum of exp(x - max) and target_logit, each [N], over the columns v_start +
 // j < V of logits[N, Vl]. target_logit is 0 if another rank has the target. A rank that has
-// only padding gets max -inf and sum 0. Targets must be in [0, V).
+// only padding gets max -inf and sum 0. Targets must be in [0, V). Computes nothing if
+// classifier_keeps_row.
 static inline void classifier_stats(float *max, float *sum, float *target_logit,
                                     const floatX *logits, const int *targets, size_t N,
                                     size_t V, size_t Vl, size_t v_start,
                                     cudaStream_t stream) {
+    if (classifier_keeps_row(V, Vl, v_start)) return;
     kernel_cost(KERNEL_CLASSIFIER, N * Vl, sizeof(floatX), 3);
     by_packs<ELEMENT_PACK>(Vl, [&](auto W) {
         LAUNCH(classifier_stats_kernel<W>, (unsigned)N, classifier_threads(Vl), stream)
@@ -196,6 +236,14 @@ static inline void classifier_gradient(float *losses, floatX *logits, const floa
                                        const int *targets, float dloss, size_t N, size_t V,
                                        size_t Vl, size_t v_start, bool gradient,
                                        cudaStream_t stream) {
+    if (classifier_keeps_row(V, Vl, v_start)) {
+        kernel_cost(KERNEL_CLASSIFIER, N * Vl, (gradient ? 2 : 1) * sizeof(floatX),
+                    gradient ? 6 : 3);
+        LAUNCH_LARGE(classifier_row_kernel, (unsigned)N, classifier_threads(Vl), stream,
+                     Vl * sizeof(floatX))
+        (losses, logits, targets, dloss, V, Vl, gradient);
+        return;
+    }
     if (gradient) kernel_cost(KERNEL_CLASSIFIER, N * Vl, 2 * sizeof(floatX), 3);
     by_packs<ELEMENT_PACK>(Vl, [&](auto W) {
         LAUNCH(classifier_gradient_kernel<W>, (unsigned)N, classifier_threads(Vl), stream)

@@ -77,7 +77,8 @@ __global__ void __launch_bounds__(BIAS_THREADS)
     if (col >= F) return;
     size_t begin = blockIdx.y * chunk_rows;
     size_t end = begin + chunk_rows < N ? begin + chunk_rows : N;
-    float sum[W] = {0.0f}, x[GELU_BATCH][W], d[GELU_BATCH][W];
+    float sum[W] = {0.0f}, x[W], d[W];
+    Late<W> x_rows[GELU_BATCH], d_rows[GELU_BATCH];
     for (size_t row = begin; row < end; row += GELU_BATCH) {
         UNROLL
         for (size_t r = 0; r < GELU_BATCH;
@@ -87,16 +88,18 @@ __global__ void __launch_bounds__(BIAS_THREADS)
             const floatX *d_at = dout + (row + r) * F + col;
             prefetch(x_at + 4 * W);
             prefetch(d_at + 4 * W);  // for the threads of the next columns
-            load_floats<W>(x[r], x_at);
-            load_floats<W>(d[r], d_at);
+            load_late(x_rows[r], x_at);
+            load_late(d_rows[r], d_at);
         }
         UNROLL
         for (size_t r = 0; r < GELU_BATCH; r++) {
             if (row + r >= end) break;
+            unpack_late(x, x_rows[r]);
+            unpack_late(d, d_rows[r]);
             for (int k = 0; k < W; k++)
-                d[r][k] = to_float(from_float<floatX>(d[r][k] * gelu_gradient(x[r][k])));
-            store_floats<W>(dinp + (row + r) * F + col, d[r]);
-            for (int k = 0; k < W; k++) sum[k] += d[r][k];
+                d[k] = to_float(from_float<floatX>(d[k] * gelu_gradient(x[k])));
+            store_whole_floats<W>(dinp + (row + r) * F + col, d);
+            for (int k = 0; k < W; k++) sum[k] += d[k];
         }
     }
     store_floats<W>(partial + blockIdx.y * F + col, sum);

@@ -2,15 +2,19 @@
 // [rows, cols]. The weights of matmul_ are [IC, OC], as in Hugging Face's GPT-2. Those of
 // linear_ are [OC, IC], as in its Linear and in the embedding, which is the head too.
 //
-// defines: Matmul, matmul_create, gemm, matmul_forward, matmul_backward_input,
-//          matmul_backward_weight, linear_forward, linear_backward_input,
-//          linear_backward_weight
+// defines: GEMM_ALGORITHMS, Matmul, matmul_create, gemm, matmul_forward,
+//          matmul_backward_input, matmul_backward_weight, linear_forward,
+//          linear_backward_input, linear_backward_weight
 #ifndef LLMC_MATMUL_CUH
 #define LLMC_MATMUL_CUH
 
+#include <cjson/cJSON.h>
 #include <cublasLt.h>
 
 #include "llmc/kernels/cuda_common.cuh"
+
+// `make tune` times so many of the algorithms that cuBLASLt proposes for a product.
+enum { GEMM_ALGORITHMS = 8 };
 
 // Bytes of scratch for cuBLASLt. The stand-in takes hardly any, and each rank fills its
 // allocation.
@@ -25,6 +29,7 @@ typedef struct Matmul {
     cublasLtHandle_t handle;
     cudaStream_t stream;
     void *workspace;
+    const cJSON *tuned;  // {problem: number of its fastest algorithm}, or NULL
 } Matmul;
 
 // Opens cuBLASLt; ends the program on failure.
@@ -94,25 +99,33 @@ static inline void gemm(Matmul *mm, D *d, const floatX *a, bool trans_a, const f
     gemm_prefer(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, gemm_alignment(a));
     gemm_prefer(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, gemm_alignment(d));
     gemm_prefer(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, gemm_alignment(d));
-    // The heuristic gives the algorithm that it takes for the fastest.
-    cublasLtMatmulHeuristicResult_t best = {};
-    int found = 0;
-    cublasStatus_t status =
-        cublasLtMatmulAlgoGetHeuristic(mm->handle, desc, layouts[0], layouts[1], layouts[2],
-                                       layouts[2], pref, 1, &best, &found);
+    // The heuristic proposes algorithms, first the one that it takes for the fastest. That
+    // one is used unless `make tune` has measured a faster one.
+    char problem[128];
+    snprintf(problem, sizeof problem, "%zu x %zu x %zu %c%c %s to %s%s, aligned %u %u %u",
+             M, N, K, "NT"[trans_a], "NT"[trans_b], FLOATX_NAME,
+             sizeof *d == sizeof(float) ? "fp32" : FLOATX_NAME, bias ? " + bias" : "",
+             gemm_alignment(a), gemm_alignment(b), gemm_alignment(d));
+    const cJSON *tuned = cJSON_GetObjectItemCaseSensitive(mm->tuned, problem);
+    cublasLtMatmulHeuristicResult_t proposed[GEMM_ALGORITHMS] = {};
+    int number = tuned ? tuned->valueint : 0, count = 0;
+    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
+        mm->handle, desc, layouts[0], layouts[1], layouts[2], layouts[2], pref,
+        tuned ? GEMM_ALGORITHMS : 1, proposed, &count);
     if (status != CUBLAS_STATUS_NOT_SUPPORTED) CUBLAS_CHECK(status);
-    if (status == CUBLAS_STATUS_NOT_SUPPORTED || found == 0 ||
-        best.state != CUBLAS_STATUS_SUCCESS) {
+    if (status == CUBLAS_STATUS_NOT_SUPPORTED || count <= number ||
+        proposed[number].state != CUBLAS_STATUS_SUCCESS) {
         fflush(stdout);
-        fprintf(stderr, "matrix product [%zu,%zu] x [%zu,%zu]: cuBLASLt has no algorithm\n",
-                M, K, K, N);
+        fprintf(stderr, "matrix product %s: cuBLASLt has no algorithm %d\n", problem,
+                number);
         exit(1);
     }
     const float alpha = 1.0f, beta = accumulate ? 1.0f : 0.0f;
     gemm_cost(M, N, K, sizeof(floatX), sizeof *d, accumulate);
     CUBLAS_CHECK(cublasLtMatmul(mm->handle, desc, &alpha, b, layouts[0], a, layouts[1],
-                                &beta, d, layouts[2], d, layouts[2], &best.algo,
-                                mm->workspace, MATMUL_WORKSPACE, mm->stream));
+                                &beta, d, layouts[2], d, layouts[2],
+                                &proposed[number].algo, mm->workspace, MATMUL_WORKSPACE,
+                                mm->stream));
     CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(pref));
     CUBLAS_CHECK(cublasLtMatmulDescDestroy(desc));
     for (int i = 0; i < 3; i++) CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(layouts[i]));

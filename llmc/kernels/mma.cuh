@@ -8,15 +8,36 @@
 // so two neighbouring d fragments, rounded, are an a fragment. llmc/cpu/tensor_core.h does
 // the same on a CPU.
 //
-// defines: bfloat16, SharedTile, ldmatrix_x4, matrix_row, mma_product, quad_sum, quad_max,
-//          warp_gather, warp_any, pack_bf16, low_float, high_float, copy_async16,
-//          copy_async4, copy_async_commit, copy_async_wait
+// defines: DYNAMIC_SHARED, LAUNCH_LARGE, multiprocessor_shared, bfloat16, SharedTile,
+//          ldmatrix_x4, matrix_row, mma_product, quad_sum, quad_max, warp_gather, warp_any,
+//          pack_bf16, low_float, high_float, copy_async16, copy_async4, copy_async_commit,
+//          copy_async_wait
 #ifndef LLMC_MMA_CUH
 #define LLMC_MMA_CUH
 
 #include "llmc/kernels/cuda_common.cuh"
 #ifndef __CUDACC__
 #include "tensor_core.h"
+#else
+
+// Declares the shared memory whose size the launch gives.
+#define DYNAMIC_SHARED(name) extern __shared__ __align__(1024) uint8_t name[]
+
+// Launches a kernel with more dynamic shared memory than the 48 KiB that need no
+// permission.
+#define LAUNCH_LARGE(kernel, grid, block, stream, bytes)                                  \
+    (CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, \
+                                     bytes)),                                             \
+     LAUNCH(kernel, grid, block, stream, bytes))
+
+// Returns bytes of a multiprocessor's shared memory.
+static inline size_t multiprocessor_shared(void) {
+    int device, bytes;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor,
+                                      device));
+    return (size_t)bytes;
+}
 #endif
 
 typedef __nv_bfloat16 bfloat16;

@@ -4,8 +4,9 @@
 // multiple of it, else 1. All arrays begin at multiples of 16 bytes. ELEMENT_PACK is longer
 // on a CPU: a vector register.
 //
-// defines: Packed128 as x128 and f128, load128, store128, unpack, load_floats,
-//          store_floats, sum_of, max_of, ELEMENT_PACK, by_packs
+// defines: Packed128 as x128 and f128, load128, store128, unpack, load_floats, Late,
+//          load_late, unpack_late, store_floats, store_whole, store_whole_floats, sum_of,
+//          max_of, ELEMENT_PACK, by_packs
 #ifndef LLMC_PACKS_CUH
 #define LLMC_PACKS_CUH
 
@@ -99,6 +100,38 @@ __device__ __forceinline__ void load_floats(float (&out)[W], const T *p) {
     }
 }
 
+// W elements that may still be on their way from memory. They are words because a compiler
+// takes elements apart, and so waits for them, where they are loaded.
+template <int W>
+struct Late {
+    Packed128<uint32_t> packs[W / x128::size];
+};
+template <>
+struct Late<1> {
+    floatX element;
+};
+
+template <int W>
+__device__ __forceinline__ void load_late(Late<W> &late, const floatX *p) {
+    if constexpr (W == 1)
+        late.element = *p;
+    else
+        for (size_t i = 0; i < W / x128::size; i++)
+            late.packs[i] = load128((const uint32_t *)(p + i * x128::size));
+}
+template <int W>
+__device__ __forceinline__ void unpack_late(float (&out)[W], const Late<W> &late) {
+    if constexpr (W == 1) {
+        out[0] = to_float(late.element);
+    } else {
+        for (size_t i = 0; i < W / x128::size; i++) {
+            x128 pack;
+            memcpy(&pack, &late.packs[i], sizeof pack);
+            unpack(out + i * x128::size, pack);
+        }
+    }
+}
+
 // Writes W floats to p, rounded to T.
 template <int W, typename T>
 __device__ __forceinline__ void store_floats(T *p, const float (&in)[W]) {
@@ -112,6 +145,32 @@ __device__ __forceinline__ void store_floats(T *p, const float (&in)[W]) {
         memcpy(__builtin_assume_aligned((void *)p, 8), pack, sizeof pack);
     } else {
         for (int k = 0; k < W; k++) p[k] = from_float<T>(in[k]);
+    }
+}
+
+// Writes 16 bytes to global memory at once, which a compiler splits in four where it has
+// computed them in several steps.
+__device__ __forceinline__ void store_whole(void *p, const uint32_t (&w)[4]) {
+#ifdef __CUDACC__
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(w[0]), "r"(w[1]),
+                 "r"(w[2]), "r"(w[3])
+                 : "memory");
+#else
+    cpu_check_aligned(p);
+    memcpy(p, w, sizeof w);
+#endif
+}
+
+// store_floats by whole stores, for elements of a GPU's packs.
+template <int W>
+__device__ __forceinline__ void store_whole_floats(floatX *p, const float (&in)[W]) {
+    if constexpr (W == x128::size && ROW_LANES > 1) {
+        x128 pack = pack_floats<floatX>(in);
+        uint32_t words[4];
+        memcpy(words, &pack, sizeof words);
+        store_whole(p, words);
+    } else {
+        store_floats<W>(p, in);
     }
 }
 

@@ -38,8 +38,8 @@ __global__ void __launch_bounds__(SWIGLU_THREADS)
             gate[k] = BACKWARD ? d[k] * up[k] * (s + g * s * (e * s)) : g * s * up[k];
             if (BACKWARD) up[k] = d[k] * g * s;
         }
-        store_floats<W>(out + n * (BACKWARD ? 2 * F : F) + c, gate);
-        if constexpr (BACKWARD) store_floats<W>(out + n * 2 * F + F + c, up);
+        store_whole_floats<W>(out + n * (BACKWARD ? 2 * F : F) + c, gate);
+        if constexpr (BACKWARD) store_whole_floats<W>(out + n * 2 * F + F + c, up);
     }
 }
 
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(ELEMENT_THREADS)
             x[k] = x[k] < 0.0f ? 0.0f : x[k];  // NaN stays
             x[k] *= dout ? 2.0f * d[k] : x[k];
         }
-        store_floats<W>(out + i * W, x);
+        store_whole_floats<W>(out + i * W, x);
     }
 }
 

@@ -9,11 +9,10 @@
 // 16-byte pieces of a row (piece i of row r lies at place i ^ r % 8), so that eight
 // neighbouring rows of a column lie in different banks; products undo it.
 //
-// defines: WGMMA_CODE, DYNAMIC_SHARED, LAUNCH_LARGE, wgmma_device, device_multiprocessors,
-//          shared_address, store_whole, barrier_init, barriers_ready, barrier_expect,
-//          barrier_arrive, barrier_wait, warpgroup_barrier, tensor_map, tile_copy,
-//          registers_less, registers_more, wgmma_fence, wgmma_commit, wgmma_wait, pin,
-//          fresh, product_rows, product_columns
+// defines: WGMMA_CODE, wgmma_device, device_multiprocessors, shared_address, barrier_init,
+//          barriers_ready, barrier_expect, barrier_arrive, barrier_wait, warpgroup_barrier,
+//          tensor_map, tile_copy, registers_less, registers_more, wgmma_fence,
+//          wgmma_commit, wgmma_wait, pin, fresh, product_rows, product_columns
 #ifndef LLMC_WGMMA_CUH
 #define LLMC_WGMMA_CUH
 
@@ -29,16 +28,6 @@
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define WGMMA_CODE 1
 #endif
-
-// Declares the shared memory whose size the launch gives.
-#define DYNAMIC_SHARED(name) extern __shared__ __align__(1024) uint8_t name[]
-
-// Launches a kernel with more dynamic shared memory than the 48 KiB that need no
-// permission.
-#define LAUNCH_LARGE(kernel, grid, block, stream, bytes)                                  \
-    (CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, \
-                                     bytes)),                                             \
-     LAUNCH(kernel, grid, block, stream, bytes))
 
 // True where wgmma runs: GPUs of compute capability 9.0, whose later generations have other
 // instructions.
@@ -58,13 +47,6 @@ static inline int device_multiprocessors(void) {
 
 __device__ __forceinline__ uint32_t shared_address(const void *p) {
     return (uint32_t)__cvta_generic_to_shared(p);
-}
-
-// Writes 16 bytes at once, which the compiler would often split.
-__device__ __forceinline__ void store_whole(void *p, const uint32_t (&w)[4]) {
-    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(w[0]), "r"(w[1]),
-                 "r"(w[2]), "r"(w[3])
-                 : "memory");
 }
 
 // ---- barriers: addresses of 8 bytes in shared memory -----------------------------------

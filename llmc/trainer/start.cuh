@@ -7,6 +7,7 @@
 #define LLMC_START_CUH
 
 #include "llmc/trainer.cuh"
+#include "llmc/trainer/tuned.cuh"
 
 // Bytes of a GPU that the plan of memory leaves to the driver and to libraries: CUDA's
 // context, kernels, cuBLASLt's workspace, and the buffers of up to 8 communicators. An
@@ -312,6 +313,7 @@ static inline void trainer_allocate(Model *m, void (*layout)(Model *m)) {
     layout(m);
     m->stream = stream_create(m, "compute", false);
     matmul_create(&m->matmul, m->stream);
+    job_agree(&m->job, trainer_tuned(m, &err), &err);
     // NCCL connects all its algorithms at once: the warm-up need not meet each of them
     // before a receive is in flight.
     if (m->grid.p > 1) setenv("NCCL_RUNTIME_CONNECT", "0", 0);
