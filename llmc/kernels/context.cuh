@@ -2,8 +2,8 @@
 // the ring's partial attention.
 // lesson: context
 //
-// defines: heads_cut, heads_join, tokens_join, tokens_cut, RingStep, ring_step, Ring,
-//          take_ring, AttentionPair, attention_pair_cost, pair_forward_of,
+// defines: heads_cut, heads_join, tokens_join, tokens_cut, heads_move, RingStep,
+//          ring_step, Ring, take_ring, AttentionPair, attention_pair_cost, pair_forward_of,
 //          pair_backward_of, attention_pair_forward, attention_pair_backward,
 //          attention_merge, columns_move, ring_add
 #ifndef LLMC_CONTEXT_CUH
@@ -70,6 +70,50 @@ static inline void heads_cut(floatX *apart, const floatX *joined, size_t N, size
 static inline void heads_join(floatX *joined, const floatX *apart, size_t N, size_t parts,
                               size_t A, size_t c, cudaStream_t stream) {
     tokens_join(joined, apart, N * parts, c, A / c, c, false, stream);
+}
+
+// apart[c, N, heads/c] <-> joined[N, heads]: NH heads of q, then KV of k and of v. Each of c
+// ranks has 1/c of each kind.
+template <int W>
+__global__ void __launch_bounds__(ELEMENT_THREADS)
+    heads_kernel(floatX *to, const floatX *from, size_t N, size_t NH, size_t KV, size_t HS,
+                 size_t c, bool join) {
+    size_t heads = NH + 2 * KV;
+    size_t held = heads / c;
+    size_t queries = NH / c, keys = KV / c;
+    Share s = element_share<W>(N * heads * HS);
+    for (size_t i = s.begin; i < s.end; i += s.step) {
+        size_t apart = i * W;
+        size_t channel = apart % HS;
+        size_t head = apart / HS % held;
+        size_t n = apart / HS / held % N;
+        size_t rank = apart / HS / held / N;
+
+        size_t among = rank * queries + head;
+        if (head >= queries) {  // a key's or a value's
+            size_t which = head - queries;
+            among = NH + which / keys * KV + rank * keys + which % keys;
+        }
+        size_t joined = (n * heads + among) * HS + channel;
+
+        floatX *y = to + (join ? joined : apart);
+        const floatX *x = from + (join ? apart : joined);
+        if constexpr (W == (int)x128::size)
+            store128(y, load128(x));
+        else
+            *y = *x;
+    }
+}
+
+// Writes joined as apart, or (join) the reverse. KV 0: there are no keys.
+static inline void heads_move(floatX *to, const floatX *from, size_t N, size_t NH, size_t KV,
+                              size_t HS, size_t c, bool join, cudaStream_t stream) {
+    size_t count = N * (NH + 2 * KV) * HS;
+    kernel_cost(KERNEL_ELEMENTWISE, count, 2 * sizeof(floatX), 0);
+    by_packs(HS, [&](auto W) {
+        LAUNCH(heads_kernel<W>, element_blocks(count), ELEMENT_THREADS, stream)
+        (to, from, N, NH, KV, HS, c, join);
+    });
 }
 
 // ---- the ring (Liu et al. 2023; Li et al. 2023) ----------------------------------------

@@ -6,8 +6,8 @@
 // heads of HS, K of keys in KV heads, and S = A + 2K of queries, keys and values together.
 //
 // defines: ContextRanks, ContextKeys, ContextSizes, context_sizes_of, take_context,
-//          context_create, context_connect, context_steps, context_rows, heads_move,
-//          context_forward, context_backward
+//          context_create, context_connect, context_steps, context_rows, context_forward,
+//          context_backward
 #ifndef LLMC_CONTEXT_RANKS_CUH
 #define LLMC_CONTEXT_RANKS_CUH
 
@@ -105,49 +105,6 @@ static inline FirstKeys keys_of_step(ContextKeys keys, size_t step, size_t N) {
 }
 
 // ---- Ulysses ---------------------------------------------------------------------------
-
-// apart[c, N, S/c] <-> joined[N, S]: each of c ranks has 1/c of the heads of q, of k and of v.
-template <int W>
-__global__ void __launch_bounds__(ELEMENT_THREADS)
-    heads_kernel(floatX *to, const floatX *from, size_t N, size_t NH, size_t KV, size_t HS,
-                 size_t c, bool join) {
-    size_t heads = NH + 2 * KV;
-    size_t held = heads / c;
-    size_t queries = NH / c, keys = KV / c;
-    Share s = element_share<W>(N * heads * HS);
-    for (size_t i = s.begin; i < s.end; i += s.step) {
-        size_t apart = i * W;
-        size_t channel = apart % HS;
-        size_t head = apart / HS % held;
-        size_t n = apart / HS / held % N;
-        size_t rank = apart / HS / held / N;
-
-        size_t among = rank * queries + head;
-        if (head >= queries) {  // a key's or a value's
-            size_t which = head - queries;
-            among = NH + which / keys * KV + rank * keys + which % keys;
-        }
-        size_t joined = (n * heads + among) * HS + channel;
-
-        floatX *y = to + (join ? joined : apart);
-        const floatX *x = from + (join ? apart : joined);
-        if constexpr (W == (int)x128::size)
-            store128(y, load128(x));
-        else
-            *y = *x;
-    }
-}
-
-// Writes joined as apart, or (join) the reverse. KV 0: there are no keys.
-static inline void heads_move(floatX *to, const floatX *from, size_t N, size_t NH, size_t KV,
-                              size_t HS, size_t c, bool join, cudaStream_t stream) {
-    size_t count = N * (NH + 2 * KV) * HS;
-    kernel_cost(KERNEL_ELEMENTWISE, count, 2 * sizeof(floatX), 0);
-    by_packs(HS, [&](auto W) {
-        LAUNCH(heads_kernel<W>, element_blocks(count), ELEMENT_THREADS, stream)
-        (to, from, N, NH, KV, HS, c, join);
-    });
-}
 
 // Sends part i of leaving[c, count] to rank i of the sequence, whose part arrives in place i
 // of arriving.
