@@ -96,7 +96,8 @@ report $? 'products of the file are not timed again'
 # every NUMBER: a file that has this algorithm for each product.
 every() { sed -i "s/ 16\":	[0-9]/ 16\":	$1/" $algorithms; }
 every 0
-train /train_gpt --out zero && grep -q "^products  *$more by the algorithms of $algorithms" "$dir/out" &&
+train /train_gpt --out zero &&
+    grep -q "^products  *$more by the algorithms of $algorithms" "$dir/out" &&
     [ "$(weights zero)" = "$(weights plain)" ]
 report $? "the file's algorithm 0 has the bits of a run without it"
 every 1
