@@ -89,7 +89,7 @@ DOES_NOTHING(bool, dataloader_open, true)
 DOES_NOTHING(bool, dataloader_read, true)
 
 typedef struct {
-    int *tokens;
+    int none;
 } Tokenizer;
 DOES_NOTHING(bool, tokenizer_beside, true)
 DOES_NOTHING(bool, tokenizer_open, true)

@@ -36,6 +36,16 @@ DOES_NOTHING(bool, config_agree, true)
 DOES_NOTHING(bool, config_listed, true)
 DOES_NOTHING(bool, config_check_keys, true)
 DOES_NOTHING(bool, file_write_text, true)
+#define LLMC_HOST_DOCUMENTS_H
+typedef struct {
+    bool apart;
+} Documents;
+static inline FieldTable document_options(FieldTable table, Documents *, const char *) {
+    return table;
+}
+DOES_NOTHING(bool, document_check, true)
+DOES_NOTHING(int, document_token, -1)
+DOES_NOTHING(void, documents_print, )
 #define LLMC_TOKENIZER_KINDS_H
 static inline bool tokenizer_open_kind(Tokenizer *, const Options *, Error *) { return true; }
 
