@@ -538,12 +538,12 @@ static void group_checkpoints(TestContext *x) {
 // ---- group uses: --eval, samples -------------------------------------------------------
 
 static void group_uses(TestContext *x) {
-    static const Row places[] = {{QWEN3_MOE, 1, 1, 1, 1, 1, 2, "", 0},
-                                 {QWEN3_MOE, 1, 2, 2, 2, 2, 2, "", 0}};
+    static const Row places[] = {{MOE_DOCUMENTS, 1, 1, 1, 1, 1, 2, "", 0},
+                                 {MOE_DOCUMENTS, 1, 2, 2, 2, 2, 2, "", 0}};
     char flags[ARG_BYTES], *text = NULL;
     MoeLlama m;
     int *tokens = write_tokens(34);
-    Reference ref = write_model_of(&KINDS[QWEN3_MOE], &m);
+    Reference ref = write_model_of(&KINDS[MOE_DOCUMENTS], &m);
     double losses[2] = {0, 1};
     bool ok = true, same = true;
     if (max_ranks(x) < 4) return;
