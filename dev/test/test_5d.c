@@ -466,7 +466,7 @@ static void group_layouts(TestContext *x) {
 
 // ---- group bits ------------------------------------------------------------------------
 
-static const Row ALL_FIVE = {QWEN3_MOE, 2, 2, 2, 2, 2, 1, "--sequence-parallel 1", 0};
+static const Row ALL_FIVE = {MOE_DOCUMENTS, 2, 2, 2, 2, 2, 1, "--sequence-parallel 1", 0};
 
 // All five dimensions: the same bits, whatever order independent streams run in.
 static void group_bits(TestContext *x) {
@@ -502,8 +502,8 @@ static void group_bits(TestContext *x) {
 
 // A checkpoint of all five dimensions goes on in others, and comes out as one rank's would.
 static void group_checkpoints(TestContext *x) {
-    static const Row places[] = {{QWEN3_MOE, 1, 4, 1, 4, 2, 1, "", 0},
-                                 {QWEN3_MOE, 1, 1, 1, 1, 1, 2, "", 0}};
+    static const Row places[] = {{MOE_DOCUMENTS, 1, 4, 1, 4, 2, 1, "", 0},
+                                 {MOE_DOCUMENTS, 1, 1, 1, 1, 1, 2, "", 0}};
     char flags[ARG_BYTES], again[ARG_BYTES];
     MoeLlama m;
     Layout layout = {"train_5d", 8, ""};
