@@ -220,8 +220,7 @@ train 8 5d $five --tensor 2 --data 2 --pipeline 2 --context 2 --expert-parallel 
     --save-every 1 --out "$out" --log "$log"
 await grep -q '^saved ' "$dir/out"  # there is a step to resume from
 strike 8 save "$out"
-ends $patience
-[ $? = 0 ] && [ "$code" != 0 ]
+ends $patience && [ "$code" != 0 ]
 report $? "kill of a rank of 8 with all five dimensions, in a save: ended with code ${code:-none}"
 there=$(newest "$out")
 steps=$((there + 3))

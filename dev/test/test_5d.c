@@ -466,7 +466,7 @@ static void group_layouts(TestContext *x) {
 
 // ---- group bits ------------------------------------------------------------------------
 
-static const Row ALL_FIVE = {QWEN3_MOE, 2, 2, 2, 2, 2, 1, "--sequence-parallel 1", 0};
+static const Row ALL_FIVE = {MOE_DOCUMENTS, 2, 2, 2, 2, 2, 1, "--sequence-parallel 1", 0};
 
 // All five dimensions: the same bits, whatever order independent streams run in.
 static void group_bits(TestContext *x) {
@@ -502,8 +502,8 @@ static void group_bits(TestContext *x) {
 
 // A checkpoint of all five dimensions goes on in others, and comes out as one rank's would.
 static void group_checkpoints(TestContext *x) {
-    static const Row places[] = {{QWEN3_MOE, 1, 4, 1, 4, 2, 1, "", 0},
-                                 {QWEN3_MOE, 1, 1, 1, 1, 1, 2, "", 0}};
+    static const Row places[] = {{MOE_DOCUMENTS, 1, 4, 1, 4, 2, 1, "", 0},
+                                 {MOE_DOCUMENTS, 1, 1, 1, 1, 1, 2, "", 0}};
     char flags[ARG_BYTES], again[ARG_BYTES];
     MoeLlama m;
     Layout layout = {"train_5d", 8, ""};
@@ -538,12 +538,12 @@ static void group_checkpoints(TestContext *x) {
 // ---- group uses: --eval, samples -------------------------------------------------------
 
 static void group_uses(TestContext *x) {
-    static const Row places[] = {{QWEN3_MOE, 1, 1, 1, 1, 1, 2, "", 0},
-                                 {QWEN3_MOE, 1, 2, 2, 2, 2, 2, "", 0}};
+    static const Row places[] = {{MOE_DOCUMENTS, 1, 1, 1, 1, 1, 2, "", 0},
+                                 {MOE_DOCUMENTS, 1, 2, 2, 2, 2, 2, "", 0}};
     char flags[ARG_BYTES], *text = NULL;
     MoeLlama m;
     int *tokens = write_tokens(34);
-    Reference ref = write_model_of(&KINDS[QWEN3_MOE], &m);
+    Reference ref = write_model_of(&KINDS[MOE_DOCUMENTS], &m);
     double losses[2] = {0, 1};
     bool ok = true, same = true;
     if (max_ranks(x) < 4) return;
