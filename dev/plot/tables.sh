@@ -15,7 +15,7 @@ quick=(tensor_bytes tensor_memory tensor_ratio schedule_memory pipeline_bytes da
        lesson_moe_bytes lesson_moe_clock lesson_context_recompute lesson_context_longest
        lesson_offload_longest
        schedules schedules_norm refused bubbles study plan
-       scale scale_bands scale_claims holmes holmes_plan cuda_lines
+       scale scale_bands scale_claims scale_moe holmes holmes_plan cuda_lines
        files pipeline_unrolled layouts_agree zero_memory tensor_calls tensor_reach schedules_drawn
        context_agrees context_balance llama_grid zb_steps v_steps offload_share offload_deep
        documents_agree documents_clock five_agrees five_memory five_capacity
@@ -674,6 +674,8 @@ table_scale_claims() {
                          rate[id] / step[2, id], rate[id] / step[3, id] } }' \
         dev/scale/rows_claims.csv "$dir/all" "$dir/one"
 }
+# Published steps of mixtures, beside the prediction that was made beforehand.
+table_scale_moe() { dev/scale/moe.sh table; }
 table_scale_trainers() {
     local recipe
     recipe=$(make -n scale-trainers 2>/dev/null | sed -n '/--trainers/,$p')

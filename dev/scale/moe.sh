@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# moe.sh predict|table [BUILD] [ID...]: published steps of mixtures of experts (rows_moe.csv), simulated
-# by train_5d of BUILD (build/cpu-bf16) on eos-2025.json. `predict` runs the rows and prints CSV;
-# `table` puts the prediction of predicted_moe.csv beside the published numbers, in Markdown.
+# moe.sh predict|table [BUILD] [ID...]: published steps of mixtures of experts (rows_moe.csv),
+# simulated by train_5d of BUILD (build/cpu-bf16) on eos-2025.json. `predict` runs the rows and
+# prints CSV; `table` puts predicted_moe.csv beside the published numbers, in Markdown.
 #
 # Each row is run as it was published, with --capacity 1 (Megatron's pad to capacity), sequence
 # parallelism and ZeRO-1. Where the source is silent, the micro-batch is one sequence, each chunk is
@@ -30,7 +30,7 @@ simulate() {
     done | head -n 1
 }
 
-# ids: the rows of the arguments, or all.
+# rows [ID...]: the rows of these names, or all.
 rows() {
     local id
     if [ $# = 0 ]; then
@@ -64,10 +64,18 @@ awk -F, '
         printf "| %s | %d | %s | %s ", id, $3, sizes, recompute[id]
         printf "| %.1f%s | %.1f%s | %+.1f%% |\n", $22, unit, ours, unit, 100 * (off - 1)
         group = id
-        sub(/-.*/, "", group)
+        while (sub(/-(large|[0-9]+k?)$/, "", group)) {}
         e = off < 1 ? 1 - off : off - 1
-        sum += e
-        n++
+        if (!(group in n)) order[++groups] = group
+        sum[group] += e
+        n[group]++
     }
-    END { printf "| mean, absolute | | | | | | %.1f%% |\n", 100 * sum / n }' \
+    END {
+        for (i = 1; i <= groups; i++) {
+            group = order[i]
+            name = group == "mixtral" ? "mixtral, long" : group
+            printf "| %s, mean of %d | | | | | | %.1f%% |\n", name, n[group],
+                   100 * sum[group] / n[group]
+        }
+    }' \
     dev/scale/predicted_moe.csv dev/scale/rows_moe.csv
