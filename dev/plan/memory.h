@@ -1,7 +1,8 @@
 // memory.h: the memory of a layout on each device, from the trainers: train_gpt_3d.cu,
 // train_zero_bubble.cu, train_v.cu, train_fsdp.cu, train_llama.cu and train_5d.cu are compiled into
 // the planner (plan.cu), and their own `layout` counts allocations. Their own checks refuse
-// layouts. With PLAN_WITHOUT_V train_v is left out, and a Wish must have no_v.
+// layouts. With PLAN_WITHOUT_V train_v is left out, and a Wish must have no_v; with
+// PLAN_WITHOUT_EXPERTS train_5d.
 //
 // defines: Candidate, StageMemory, candidate_refused, candidate_left_out, candidate_memory
 #ifndef DEV_PLAN_MEMORY_H
@@ -61,6 +62,7 @@ static inline bool candidate_llama(Llama *m, int size, const GPTConfig *config, 
     return llama_resolve(m, &flags, config, false, t, err);
 }
 
+#ifndef PLAN_WITHOUT_EXPERTS
 // The mixture of experts at hand. Its hundreds of rows are made once, until another one is asked
 // for.
 typedef struct {
@@ -90,6 +92,29 @@ static inline bool candidate_5d(const Candidate *x, Options *o, Options5D *flags
     return true;
 }
 
+// True if train_5d accepts a mixture's layout, but for what all trainers check.
+static inline bool candidate_mixes(const Candidate *x, Options *o, Error *err) {
+    Options5D flags;
+    return candidate_5d(x, o, &flags, err);
+}
+
+// Returns the spec of the mixture that candidate_mixes accepted last.
+static inline const ModelSpec *candidate_mixture_spec() {
+    return &candidate_mixture()->model.llama.spec;
+}
+
+// True if e divides the experts and the data ranks, and the optimizer is sharded.
+static inline bool candidate_experts_divide(const StepLayout *r, bool zero, Error *err) {
+    MoeSpec experts = moe_spec(r->E, r->k);
+    experts.e = r->e;
+    return moe_check(&experts, r->d, zero, err);
+}
+#else
+static inline bool candidate_mixes(const Candidate *, Options *, Error *) { return false; }
+static inline const ModelSpec *candidate_mixture_spec() { return NULL; }
+static inline bool candidate_experts_divide(const StepLayout *, bool, Error *) { return true; }
+#endif
+
 // True if the trainer refuses this layout, with its sentence in *err.
 static inline bool candidate_refused(const Candidate *x, size_t vocabulary, Error *err) {
     const StepLayout *r = &x->run;
@@ -99,10 +124,9 @@ static inline bool candidate_refused(const Candidate *x, size_t vocabulary, Erro
                           "%s has the schedules gpipe, 1f1b and interleaved, and no FSDP",
                           r->E ? "train_5d" : "train_llama");
     Llama llama;
-    Options5D flags;
     if (x->llama && !r->E && !candidate_llama(&llama, x->llama, &o.config, r->t, err)) return true;
     return !options_resolve(&o, NULL, r->ranks, err) ||
-           (r->E && !candidate_5d(x, &o, &flags, err)) ||
+           (r->E && !candidate_mixes(x, &o, err)) ||
            !step_schedule_check(r, (Schedule)o.schedule, step_micros(r), err);
 }
 
@@ -135,7 +159,9 @@ static inline void release(zero_bubble::Acts *x) {
     free(x->layers), free(x->residual), free(x->grads);
 }
 static inline void release(llama::Acts *x) { free(x->layers), free(x->residual); }
+#ifndef PLAN_WITHOUT_EXPERTS
 static inline void release(five::Acts *x) { free(x->layers), free(x->residual); }
+#endif
 
 // Releases what one trainer's layout alone takes.
 static inline void release_own(Trainer *) {}
@@ -158,6 +184,13 @@ static inline void candidate_sizes(llama::GPT *m, const Candidate *x) {
     llama::set_sizes(m, x->run.t);
 }
 
+// Takes this rank's part of the model.
+static inline void candidate_shard(Trainer *m, const Candidate *, Shard mine) {
+    trainer_shard(m, mine);
+}
+static inline void candidate_release_table(Trainer *m) { table_free(&m->table); }
+
+#ifndef PLAN_WITHOUT_EXPERTS
 static inline void candidate_sizes(five::GPT *m, const Candidate *x) {
     Error err;
     if (!candidate_5d(x, &m->opt, &m->flags, &err)) abort();  // candidate_refused asked
@@ -169,12 +202,6 @@ static inline void candidate_sizes(five::GPT *m, const Candidate *x) {
     trainer_sizes(m, x->run.t);
     five::set_sizes(m, x->run.t);
 }
-
-// Takes this rank's part of the model.
-static inline void candidate_shard(Trainer *m, const Candidate *, Shard mine) {
-    trainer_shard(m, mine);
-}
-static inline void candidate_release_table(Trainer *m) { table_free(&m->table); }
 
 // A mixture's table has thousands of tensors, and many layouts have the same: it is kept.
 enum { KEPT_TABLES = 512, KEPT_KEY = 7 };
@@ -204,6 +231,7 @@ static inline void candidate_shard(five::GPT *m, const Candidate *x, Shard mine)
     state_create(&m->state, &m->table);
 }
 static inline void candidate_release_table(five::GPT *) {}
+#endif
 
 // Returns the arenas of a stage, counted by a trainer's own layout function.
 template <class Model>
@@ -272,8 +300,10 @@ static StageMemory candidate_muon(const Candidate *x, size_t vocabulary);
 static inline StageMemory candidate_stage(const Candidate *x, size_t vocabulary, size_t stage) {
     if (x->run.shard) return candidate_sharded(x, vocabulary);
     if (x->run.muon) return candidate_muon(x, vocabulary);
+#ifndef PLAN_WITHOUT_EXPERTS
     if (x->run.E)
         return candidate_count<five::GPT>(x, vocabulary, stage, five::layout, five::own_buckets);
+#endif
     if (x->llama)
         return candidate_count<llama::GPT>(x, vocabulary, stage, llama::layout,
                                            llama::own_buckets);

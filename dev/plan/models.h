@@ -1,5 +1,5 @@
 // models.h: the models that the planner knows by name: those of the trainers' --model,
-// train_llama's and train_5d's among them.
+// train_llama's and train_5d's among them. With PLAN_WITHOUT_EXPERTS train_5d is left out.
 //
 // defines: Model, model_find, model_nearest, model_names, llama_name, llama_size, llama_experts
 #ifndef DEV_PLAN_MODELS_H
@@ -7,9 +7,22 @@
 
 #include "dev/plot/tool.h"
 #include "llmc/host/options.h"
-#include "llmc/model_5d.h"
+#include "llmc/llama.h"
 
 #include <stddef.h>
+
+#ifndef PLAN_WITHOUT_EXPERTS
+#include "llmc/model_5d.h"
+enum { MOE_SIZE_COUNT = sizeof MOE_SIZES / sizeof MOE_SIZES[0] };
+#else
+#define NAMES_5D LLAMA_NAMES
+typedef struct {
+    LlamaSize llama;
+    size_t E, k;
+} MoeSize;
+static const MoeSize MOE_SIZES[1] = {};
+enum { LLAMA_SIZE_COUNT = sizeof LLAMA_SIZES / sizeof LLAMA_SIZES[0], MOE_SIZE_COUNT = 0 };
+#endif
 
 typedef struct {
     const char *name;
@@ -18,7 +31,7 @@ typedef struct {
 
 enum {
     MODEL_COUNT = MODEL_ALIASES + MODEL_PRESET_COUNT,
-    LLAMA_COUNT = LLAMA_SIZE_COUNT + sizeof MOE_SIZES / sizeof MOE_SIZES[0],
+    LLAMA_COUNT = (int)LLAMA_SIZE_COUNT + (int)MOE_SIZE_COUNT,
     LLAMA_SEQ = 8192
 };  // of a sequence, unless --seq says otherwise or the model has fewer positions
 

@@ -177,10 +177,8 @@ static inline void search_variants(Search *s, Candidate x, bool fits,
         for (int zero = 0; zero <= (x.run.d > 1); zero++) {
             if (w->zero >= 0 && w->zero != zero && x.run.d > 1) continue;
             if (x.run.e > 1 && !zero) {
-                MoeSpec experts = moe_spec(x.run.E, x.run.k);
                 Error err;
-                experts.e = x.run.e;
-                moe_check(&experts, x.run.d, false, &err);
+                candidate_experts_divide(&x.run, false, &err);
                 if (w->zero == 0) snprintf(s->why, sizeof s->why, "%s", err.text);
                 continue;
             }
@@ -341,13 +339,11 @@ static inline bool search_cut(Search *s, const StepLayout *r) {
     if ((w->c && w->c != r->c) || (w->e && w->e != r->e)) return false;
     if (r->d % r->c || r->d % r->e || (r->E && r->E % r->e)) {
         Error err = {""};
-        MoeSpec experts = moe_spec(r->E, r->k);
-        experts.e = r->e;
         if (w->c == r->c && r->d % r->c)
             error_set(&err,
                       "--context %zu does not divide the %zu data ranks: take a size that does",
                       r->c, r->d);
-        else if (w->e == r->e) moe_check(&experts, r->d, true, &err);
+        else if (w->e == r->e) candidate_experts_divide(r, true, &err);
         if (err.text[0]) snprintf(s->why, sizeof s->why, "%s", err.text);
         return false;
     }

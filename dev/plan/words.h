@@ -168,10 +168,8 @@ static inline double mfu(const Search *s, const Candidate *x) {
     Llama llama;
     Error err;
     Options o = candidate_options(x, s->wish.model.V);
-    Options5D flags;
     if (x->run.E) {
-        if (candidate_5d(x, &o, &flags, &err))
-            config.spec = &candidate_mixture()->model.llama.spec;
+        if (candidate_mixes(x, &o, &err)) config.spec = candidate_mixture_spec();
     } else if (x->llama && candidate_llama(&llama, x->llama, &config, x->run.t, &err))
         config.spec = &llama.spec;
     double flops =

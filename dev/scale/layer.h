@@ -77,6 +77,18 @@ typedef struct {
 // What a step of the ring carries.
 enum { RING_KEYS, RING_GRADIENTS, RING_BOTH };
 
+// True if the layer has experts; if several ranks share its sequences. With PLAN_WITHOUT_EXPERTS
+// there are no such layers, and no code for them.
+static inline bool layer_mixes(const LayerShape *s) {
+#ifdef PLAN_WITHOUT_EXPERTS
+    return (void)s, false;
+#else
+    return s->E > 0;
+#endif
+}
+
+static inline bool layer_is_cut(const LayerShape *s) { return layer_mixes(s) && s->c > 1; }
+
 static inline size_t layer_head(const LayerShape *s) { return s->HS ? s->HS : s->C / s->NH; }
 
 // Channels of a rank's heads.
@@ -224,7 +236,7 @@ static inline void ops_ring(OpList *o, const Cluster *c, const LayerShape *s, bo
 static inline void ops_attention(OpList *o, const Cluster *c, const LayerShape *s, bool backward) {
     double W = (double)s->window;
     size_t T = s->T;
-    if (s->c > 1) {
+    if (layer_is_cut(s)) {
         ops_ring(o, c, s, backward);
         return;
     }
@@ -303,13 +315,13 @@ static inline void ops_layer_forward(OpList *o, const Cluster *c, const LayerSha
     ops_add(o, "bias, dropout, residual, layernorm", TIME_MEMORY,
             cost_residual_layernorm(c, e * rows, rows));
     ops_f_forward(o, c, s);
-    if (s->E) ops_experts_forward(o, c, s);
+    if (layer_mixes(s)) ops_experts_forward(o, c, s);
     else {
         ops_gemm(o, c, "fc", N, (1 + s->gate) * F, s->C);
         ops_memory(o, c, "gelu", c->softmax_efficiency, (2 + s->gate) * e * (double)N * (double)F);
     }
     if (!ends) return;
-    if (s->E)
+    if (layer_mixes(s))
         ops_memory(o, c, "weighted sum", c->elementwise_efficiency,
                    ((2 + (double)s->k) * e + mask) * (double)N * (double)s->C);
     else ops_gemm(o, c, "fcproj", N, s->C, F);
@@ -326,7 +338,7 @@ static inline void ops_layer_backward(OpList *o, const Cluster *c, const LayerSh
     for (int half = 0; half < 2; half++) {  // the MLP, then attention
         ops_g_backward(o, c, s);
         double began = ops_seconds(o, NULL);
-        if (half == 0 && s->E) {
+        if (half == 0 && layer_mixes(s)) {
             ops_experts_backward(o, c, s);
             ops_add(o, "layernorm, residual", TIME_MEMORY,
                     cost_residual_backward(c, e * rows, rows));
@@ -355,7 +367,7 @@ static inline void ops_layer_backward(OpList *o, const Cluster *c, const LayerSh
 // Lists the recomputation before a layer's backward. A whole layer has its attention in it
 // already.
 static inline void layer_recomputes(OpList *o, const Cluster *c, const LayerShape *s) {
-    double N = (double)(s->E ? s->places : s->B * s->T);
+    double N = (double)(layer_mixes(s) ? s->places : s->B * s->T);
     double gelu = (2 + s->gate) * LAYER_WIDTH * N * (double)layer_hidden(s);
     o->count = 0;
     bool whole = s->recompute == LAYER_WHOLE;

@@ -30,7 +30,7 @@ typedef struct {
     size_t shard;     // FSDP: 2 shards gradients and optimizer, 3 the weights as well; 0: no FSDP
     size_t replicas;  // copies of the model under FSDP, each sharded among d/replicas neighbours
     char stages[128]; // layers of each stage, as "10,12"; "": equal
-    size_t c;         // context ranks: of the data ranks, those that share a sequence; 0 or 1: none
+    size_t c;         // context ranks of a mixture: the data ranks that share a sequence
     size_t E, k, e;   // experts of a layer, 0: an MLP; of a token; data ranks that share them out
     double capacity;  // an expert has capacity * k / E places for each token of a rank; 0: one
     bool muon;        // Muon updates the matrices of layers, each of them whole on one data rank
@@ -47,8 +47,17 @@ typedef struct {
     double seconds[3][2], groups[3][2][TIME_PARTS];
 } ChunkCost;
 
-// Returns how many ranks share each sequence.
-static inline size_t step_context(const StepLayout *r) { return r->c ? r->c : 1; }
+// True if the model is a mixture of experts. With PLAN_WITHOUT_EXPERTS there is none.
+static inline bool step_mixes(const StepLayout *r) {
+#ifdef PLAN_WITHOUT_EXPERTS
+    return (void)r, false;
+#else
+    return r->E > 0;
+#endif
+}
+
+// Returns how many ranks share each sequence: of a mixture, as only train_5d cuts sequences here.
+static inline size_t step_context(const StepLayout *r) { return step_mixes(r) ? r->c : 1; }
 
 // Returns a rank's tokens of a sequence.
 static inline size_t step_tokens(const StepLayout *r) { return r->T / step_context(r); }
@@ -145,7 +154,7 @@ static inline bool step_check(const StepLayout *r, Error *err) {
         return error_set(err, "t does not divide the model");
     if (r->d % step_context(r) || r->T % (2 * step_context(r)))
         return error_set(err, "c does not divide the data ranks or the sequence");
-    if (r->E && (r->E % r->e || r->d % r->e))
+    if (step_mixes(r) && (r->E % r->e || r->d % r->e))
         return error_set(err, "e does not divide the experts or the data ranks");
     if (r->global_batch % (r->micro_batch * (r->d / step_context(r))))
         return error_set(err, "the batch does not divide");
@@ -227,7 +236,7 @@ static inline double step_messages(const Cluster *c, const Grid *g, size_t from,
 static inline void step_neighbours(const Cluster *c, const StepLayout *r, const Grid *g,
                                    size_t stage, LayerShape *s) {
     size_t here = (size_t)grid_rank_at(g, 0, g->d_rank, stage), cut = step_context(r), count = 0;
-    if (r->E) {
+    if (step_mixes(r)) {
         size_t places = r->micro_batch * step_places(r), to[128];
         s->E = r->E;
         s->k = r->k;
@@ -388,7 +397,7 @@ static inline double step_matrices(const StepLayout *r) {
     double heads = r->KV ? (double)r->KV / (double)r->NH : 1,
            wide = r->HS ? (double)(r->HS * r->NH) / (double)r->C : 1,
            hidden = r->F ? (double)r->F / (double)r->C : 4;
-    if (r->E) hidden = 0;
+    if (step_mixes(r)) hidden = 0;
     return (2 + 2 * heads) * wide + (2 + r->gate) * hidden;
 }
 
@@ -407,7 +416,7 @@ static inline double step_layers(const StepLayout *r, size_t stage) {
 
 // Parameters of experts that a rank of the stage holds.
 static inline double step_experts(const StepLayout *r, size_t stage) {
-    if (!r->E) return 0;
+    if (!step_mixes(r)) return 0;
     double held = (double)(r->E / r->e) / (double)r->t;
     return step_layers(r, stage) * held * step_expert(r);
 }
@@ -564,7 +573,7 @@ static inline void step_data(const Cluster *c, const StepLayout *r, const Grid *
                            data);
     *gather = r->zero ? cost_collective(c, COLLECTIVE_ALL_GATHER, 2 * parameters, data) : 0;
     double owned = parameters / (double)(r->shard ? step_shards(r) : r->zero ? r->d : 1);
-    if (r->E) {
+    if (step_mixes(r)) {
         double experts = step_experts(r, stage);
         size_t d = g->d / r->e, first = (size_t)grid_rank_at(g, 0, g->d_rank % r->e, stage);
         size_t next = (size_t)grid_rank_at(g, 0, g->d_rank % r->e + (d > 1) * r->e, stage);
@@ -580,7 +589,7 @@ static inline void step_data(const Cluster *c, const StepLayout *r, const Grid *
 // Returns the seconds of `all` that hide behind a chunk's step of so many. Of a mixture, whose
 // weights are many for its compute, all chunks but one have p such steps to hide behind.
 static inline double step_hides(const StepLayout *r, double all, double step) {
-    double others = r->E ? (double)(r->v - 1) : 0, part = all / (others + 1);
+    double others = step_mixes(r) ? (double)(r->v - 1) : 0, part = all / (others + 1);
     return fmin(part, step) + others * fmin(part, (double)r->p * step);
 }
 
