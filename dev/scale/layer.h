@@ -21,7 +21,7 @@ typedef struct {
         seconds;  // that the compute stream spends on it: what other operations hide is not in it
 } LayerOp;
 
-enum { OPS_MAX = 64, LAYER_WIDTH = 2 };  // bytes of an activation, and of a GEMM's factors: bf16
+enum { OPS_MAX = 96, LAYER_WIDTH = 2 };  // bytes of an activation, and of a GEMM's factors: bf16
 typedef struct {
     LayerOp op[OPS_MAX];
     size_t count;
@@ -199,37 +199,33 @@ static inline double cost_residual_backward(const Cluster *c, double values, dou
            cost_memory(c, c->elementwise_efficiency, c->dropout ? 2 * values + elements : 0);
 }
 
-// Adds a step of the ring: attention, or the message beside it if that is longer.
-static inline void ops_ring_step(OpList *o, const char *name, double attention, double message) {
-    ops_add(o, name, TIME_ATTENTION, attention);
-    ops_add(o, "ring", TIME_PIPELINE, message - attention);
-}
-
 // Adds attention among c ranks. Each step of the ring has as many scores as the causal half of a
-// rank's own. Forward merges its results in fp32. Backward adds up gradients of keys, which follow
-// their keys one step behind, and come home in a step of their own.
+// rank's own, and takes as long as its message if that is longer. Forward merges its results in
+// fp32. Backward adds up gradients of keys, which follow their keys one step behind, and come home
+// in a step of their own.
 static inline void ops_ring(OpList *o, const Cluster *c, const LayerShape *s, bool backward) {
     double e = LAYER_WIDTH, N = (double)(s->B * s->T), A = (double)layer_heads(s);
-    double K2 = (double)layer_qkv(s) - A;
+    double K2 = (double)layer_qkv(s) - A, share = c->elementwise_efficiency;
     double pair = cost_attention(c, backward, s->B, s->T, s->NH / s->t, layer_head(s));
-    double share = c->elementwise_efficiency;
-    ops_memory(o, c, "ring copy", share, 2 * e * N * K2);
+    double exposed = 0, merged = 0;
     for (size_t step = 0; step < s->c; step++) {
         // Half of the rows meet all keys, or all rows half of them.
-        double rows = N * 0.75;
-        double merge = step == 0 ? 0 : cost_memory(c, share, 12 * A * rows);
-        if (backward && step > 0) merge += cost_memory(c, share, 12 * K2 * rows);
+        double rows = step == 0 ? 0 : N * 0.75;
+        double merge = cost_memory(c, share, 12 * A * rows);
+        if (backward) merge += cost_memory(c, share, 12 * K2 * rows);
         bool more = step + 1 < s->c;
-        double message = !more ? 0 : s->ring[RING_KEYS];
+        double message = more ? s->ring[RING_KEYS] : 0;
         if (backward && step > 0) message = s->ring[more ? RING_BOTH : RING_GRADIENTS];
-        ops_ring_step(o, "attention", pair + (backward ? 0 : merge), message);
-        if (backward) ops_add(o, "ring sum", TIME_MEMORY, merge);
+        exposed += fmax(0, message - pair - (backward ? 0 : merge));
+        merged += merge;
     }
-    if (backward) {
-        ops_add(o, "ring", TIME_PIPELINE, s->ring[RING_GRADIENTS]);
-        ops_memory(o, c, "ring copy", share, (4 + e) * N * K2);
-    }
+    if (backward) exposed += s->ring[RING_GRADIENTS];
+    ops_memory(o, c, "ring copy", share, 2 * e * N * K2);
+    ops_add(o, "attention", TIME_ATTENTION, (double)s->c * pair);
+    ops_add(o, "ring sum", TIME_MEMORY, merged);
+    ops_add(o, "ring", TIME_PIPELINE, exposed);
     ops_memory(o, c, "ring copy", share, (4 + e) * N * A);
+    if (backward) ops_memory(o, c, "ring copy", share, (4 + e) * N * K2);
 }
 
 // Attention within a window costs what that of shorter sequences with as many scores does.

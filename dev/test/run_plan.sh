@@ -131,7 +131,7 @@ agree 'Llama, Qwen2 and 3, Mistral, Nemotron-4' 60 4 < <(
     beside '--model nemotron-4-15b --seq 4096' dgx-h100 64 256 '--tensor')
 # Mixtures of experts by train_5d: experts and sequences cut over ranks of a node and of several,
 # with and without tensor ranks, whose places and whose gradients of experts are another group's.
-agree 'mixtures of experts' 6 3 < <(
+agree 'mixtures of experts' 7 3 < <(
     qwen='--model qwen3-30b-a3b --seq 4096' mixtral='--model mixtral-8x7b --seq 4096'
     one='--tensor 1 --micro-batch 1 --zero 1'
     two='--tensor 2 --micro-batch 1 --zero 1 --sequence-parallel 1 --pipeline 2'
@@ -143,6 +143,8 @@ agree 'mixtures of experts' 6 3 < <(
         --recompute none --virtual 8
     beside "$mixtral" dgx-h100 64 64 --tensor $two --expert-parallel 8 --context 4 \
         --recompute layer --schedule 1f1b
+    beside "$mixtral" dgx-h100 64 64 --tensor $one --pipeline 1 --expert-parallel 8 --context 32 \
+        --recompute layer
     beside "$mixtral" dgx-h100 64 64 --tensor $two --expert-parallel 2 --context 2 \
         --recompute layer --virtual 4
     beside "$qwen" dgx-a100 64 128 --tensor --tensor 2 --pipeline 1 --micro-batch 1 --zero 1 \
