@@ -143,8 +143,8 @@ agree 'mixtures of experts' 7 3 < <(
         --recompute none --virtual 8
     beside "$mixtral" dgx-h100 64 64 --tensor $two --expert-parallel 8 --context 4 \
         --recompute layer --schedule 1f1b
-    beside "$mixtral" dgx-h100 64 64 --tensor $one --pipeline 1 --expert-parallel 8 --context 32 \
-        --recompute layer
+    beside '--model mixtral-8x7b --seq 8192 --layers 4' dgx-h100 16 4 --tensor $one --pipeline 1 \
+        --expert-parallel 8 --context 16 --recompute layer
     beside "$mixtral" dgx-h100 64 64 --tensor $two --expert-parallel 2 --context 2 \
         --recompute layer --virtual 4
     beside "$qwen" dgx-a100 64 128 --tensor --tensor 2 --pipeline 1 --micro-batch 1 --zero 1 \
