@@ -35,7 +35,8 @@ namespace fsdp {
 #undef main
 static inline void trainer_leave(Trainer *) {}
 
-#define PLAN_WITHOUT_V  // the page's layouts are those of three trainers, of which none is train_v
+#define PLAN_WITHOUT_V  // the page's layouts are those of three trainers: not train_v,
+#define PLAN_WITHOUT_EXPERTS  // and not train_5d
 #include "dev/plan/words.h"
 
 // The page has no Muon.

@@ -1,7 +1,7 @@
 // models.h: the models that the planner knows by name: those of the trainers' --model,
-// train_llama's among them.
+// train_llama's and train_5d's among them. With PLAN_WITHOUT_EXPERTS train_5d is left out.
 //
-// defines: Model, model_find, model_nearest, model_names, llama_name
+// defines: Model, model_find, model_nearest, model_names, llama_name, llama_size, llama_experts
 #ifndef DEV_PLAN_MODELS_H
 #define DEV_PLAN_MODELS_H
 
@@ -11,6 +11,19 @@
 
 #include <stddef.h>
 
+#ifndef PLAN_WITHOUT_EXPERTS
+#include "llmc/model_5d.h"
+enum { MOE_SIZE_COUNT = sizeof MOE_SIZES / sizeof MOE_SIZES[0] };
+#else
+#define NAMES_5D LLAMA_NAMES
+typedef struct {
+    LlamaSize llama;
+    size_t E, k;
+} MoeSize;
+static const MoeSize MOE_SIZES[1] = {};
+enum { LLAMA_SIZE_COUNT = sizeof LLAMA_SIZES / sizeof LLAMA_SIZES[0], MOE_SIZE_COUNT = 0 };
+#endif
+
 typedef struct {
     const char *name;
     size_t layers, heads, channels, seq, vocabulary;
@@ -18,7 +31,7 @@ typedef struct {
 
 enum {
     MODEL_COUNT = MODEL_ALIASES + MODEL_PRESET_COUNT,
-    LLAMA_COUNT = sizeof LLAMA_SIZES / sizeof LLAMA_SIZES[0],
+    LLAMA_COUNT = (int)LLAMA_SIZE_COUNT + (int)MOE_SIZE_COUNT,
     LLAMA_SEQ = 8192
 };  // of a sequence, unless --seq says otherwise or the model has fewer positions
 
@@ -28,11 +41,22 @@ static inline void list_name(const char *at, int place, char name[32]) {
     snprintf(name, 32, "%.*s", (int)strcspn(at, "|"), at);
 }
 
-// Copies the name of a size in LLAMA_SIZES.
-static inline void llama_name(int size, char name[32]) { list_name(LLAMA_NAMES, size, name); }
+// Copies the name of a model of train_llama or train_5d, by its place in NAMES_5D.
+static inline void llama_name(int place, char name[32]) { list_name(NAMES_5D, place, name); }
 
-// Finds a model by name. *model's name is the argument; *llama is its place in LLAMA_SIZES, 0 for
-// a GPT-2.
+// Returns the sizes of the model at this place.
+static inline const LlamaSize *llama_size(int place) {
+    return place < LLAMA_SIZE_COUNT ? &LLAMA_SIZES[place]
+                                    : &MOE_SIZES[place - LLAMA_SIZE_COUNT].llama;
+}
+
+// Returns the sizes of a mixture of experts, or NULL for a model without.
+static inline const MoeSize *llama_experts(int place) {
+    return place < LLAMA_SIZE_COUNT ? NULL : &MOE_SIZES[place - LLAMA_SIZE_COUNT];
+}
+
+// Finds a model by name. *model's name is the argument; *llama is its place in NAMES_5D, 0 for a
+// GPT-2.
 static inline bool model_find(const char *name, Model *model, int *llama) {
     *llama = 0;
     int place = field_choice(MODEL_NAMES, name);
@@ -42,7 +66,7 @@ static inline bool model_find(const char *name, Model *model, int *llama) {
         return *model = found, true;
     }
     for (int i = 1; i < LLAMA_COUNT; i++) {
-        const LlamaSize *s = &LLAMA_SIZES[i];
+        const LlamaSize *s = llama_size(i);
         char known[32];
         llama_name(i, known);
         if (!s->L || strcmp(known, name) != 0) continue;
@@ -58,7 +82,7 @@ static inline size_t model_list(char names[MODEL_COUNT + LLAMA_COUNT][32]) {
     size_t count = 0;
     for (int i = 0; i < MODEL_COUNT; i++) list_name(MODEL_NAMES, i, names[count++]);
     for (int i = 1; i < LLAMA_COUNT; i++)
-        if (LLAMA_SIZES[i].L) llama_name(i, names[count++]);
+        if (llama_size(i)->L) llama_name(i, names[count++]);
     return count;
 }
 

@@ -5,10 +5,12 @@
 //        [--tensor t] [--pipeline p] [--data d] [--virtual v] [--micro-batch b] [--schedule NAME]
 //        [--recompute none|gelu|layer] [--sequence-parallel 0|1] [--zero 0|1] [--shard 0|2|3]
 //        [--replicas r] [--optimizer adamw|muon] [--order tdp]
-//        [--layers-per-stage N,N,...] [--no-v] [--light] [--json]
+//        [--layers-per-stage N,N,...] [--context c] [--expert-parallel e] [--capacity X]
+//        [--no-v] [--light] [--json]
 //
 // Tries every layout that train_gpt_3d, train_zero_bubble, train_v or train_fsdp accepts, or
-// train_llama for a name of its models, or train_muon with --optimizer muon (search.h). It asks the
+// train_llama for a name of its models, train_5d for a mixture of experts, or train_muon with
+// --optimizer muon (search.h). It asks the
 // trainer's own layout function for its memory (memory.h) and the simulation of dev/scale/step.h
 // for its time. The trainer's own clock ranks those within 5% of the best again, unless --light
 // leaves that out. A flag of the layout fixes that part of it; --no-v leaves out chunks in a V.
@@ -24,6 +26,7 @@ namespace zero_bubble {
 namespace v_schedules {
 #include "dev/lessons/train_v.cu"
 }
+#include "llmc/trainer/split_data.cuh"
 namespace fsdp {
 #include "dev/lessons/train_fsdp.cu"
 }
@@ -34,11 +37,18 @@ namespace muon {
 #include "dev/lessons/train_muon.cu"
 }
 #include "llmc/host/tokenizer_kinds.h"
+#include "llmc/kernels/head_norm.cuh"
 #include "llmc/kernels/rope.cuh"
 #include "llmc/kernels/swiglu.cuh"
 #include "llmc/llama.h"
 namespace llama {
 #include "dev/lessons/train_llama.cu"
+}
+#include "llmc/kernels/context.cuh"
+#include "llmc/kernels/moe.cuh"
+#include "llmc/model_5d.h"
+namespace five {
+#include "dev/lessons/train_5d.cu"
 }
 #undef main
 
@@ -127,6 +137,7 @@ static double trainer_clock(const Search *s, const Candidate *x, const char *clu
         close(ends[0]), close(ends[1]);
         exit(x->run.shard           ? fsdp::trainer_main(argc, argv)
              : x->run.muon          ? muon::trainer_main(argc, argv)
+             : x->run.E             ? five::trainer_main(argc, argv)
              : x->llama             ? llama::trainer_main(argc, argv)
              : step_folded(&x->run) ? v_schedules::trainer_main(argc, argv)
              : step_split(&x->run)  ? zero_bubble::trainer_main(argc, argv)
@@ -142,8 +153,14 @@ static double trainer_clock(const Search *s, const Candidate *x, const char *clu
     return status == 0 ? seconds : 0;
 }
 
-// Ranks the best layouts, within RANKED of the best one, by the trainer's own clock. The
-// others, and what it does not simulate, keep the light simulation's time.
+// True if the trainer's clock answers for a layout within seconds. train_5d simulates c ranks of
+// each stage, and each of its experts' products.
+static bool clock_is_quick(const Candidate *x, size_t number) {
+    return x->run.E == 0 || (number < 3 && x->run.p * x->run.c <= 16);
+}
+
+// Ranks the best layouts, within RANKED of the best one, by the trainer's own clock. The others,
+// and what it does not simulate, keep the light simulation's time.
 static void rank_by_clock(Search *s, const char *cluster) {
     const double RANKED = 1.05;
     double limit = RANKED * s->best[0].seconds;
@@ -151,7 +168,7 @@ static void rank_by_clock(Search *s, const char *cluster) {
         if (s->progress)
             fprintf(stderr, "\rthe trainer's clock: %zu of %zu layouts \033[K", i, s->found);
         Candidate x = s->best[i];
-        if (x.seconds <= limit) x.clock = trainer_clock(s, &x, cluster);
+        if (clock_is_quick(&x, i) && x.seconds <= limit) x.clock = trainer_clock(s, &x, cluster);
         size_t at = i;
         double mine = x.clock > 0 ? x.clock : x.seconds;
         for (; at > 0; at--) {
@@ -206,6 +223,7 @@ static void print_command(const Search *s, const char *path) {
     const StepLayout *best = &s->best[0].run;
     const char *trainer = best->shard        ? "train_fsdp"
                           : best->muon       ? "train_muon"
+                          : best->E         ? "train_5d"
                           : s->wish.llama   ? "train_llama"
                           : step_folded(best) ? "train_v"
                           : step_split(best) ? "train_zero_bubble" : "train_gpt_3d";
@@ -218,7 +236,7 @@ static void print_command(const Search *s, const char *path) {
 // The most chunks, not more than now, that the layers and micro-batches of a changed layout
 // divide into.
 static void take_chunks(StepLayout *r) {
-    size_t m = r->global_batch / (r->micro_batch * r->d);
+    size_t m = step_micros(r);
     if (r->schedule != SCHEDULE_INTERLEAVED && r->p > 1) return;
     while (r->v > 1 && (r->p == 1 || r->layers % (r->p * r->v) || m % r->p)) r->v--;
     if (r->v == 1) r->schedule = SCHEDULE_1F1B;
@@ -260,14 +278,50 @@ static void print_other_optimizer(const Search *s) {
     search_free(&other);
 }
 
+// Prints what the five dimensions of a mixture's layout send, and what c and e are for.
+static void print_dimensions(const Search *s) {
+    const Candidate *b = &s->best[0];
+    const StepLayout *r = &b->run;
+    if (!r->E) return;
+    DimensionCost costs[DIMENSIONS];
+    dimension_costs(s, b, costs);
+    double GiB = 1073741824.0, experts = 6 * step_experts(r, 0);
+    printf("\nfive dimensions: what a rank sends in a layer's forward, with a micro-batch of %zu "
+           "tokens on it\n",
+           r->micro_batch * step_tokens(r));
+    for (int i = 0; i < DIMENSIONS; i++) {
+        printf("  %c = %-5zu %10.1f MB %9.3f ms  ", costs[i].name, costs[i].size,
+               costs[i].bytes / 1e6, 1e3 * costs[i].seconds);
+        switch (costs[i].name) {
+            case 't': printf("activations, four times\n"); break;
+            case 'c':
+                printf("keys and values; a rank has %zu of %zu tokens of a sequence\n",
+                       step_tokens(r), r->T);
+                break;
+            case 'e':
+                printf("tokens of %zu places to experts and back; a rank has %zu of %zu experts, "
+                       "%.1f GiB with their gradients, and would have %.1f with e = 1\n",
+                       r->micro_batch * r->E * step_places(r), r->E / r->e, r->E, experts / GiB,
+                       experts * (double)r->e / GiB);
+                break;
+            case 'p': printf("activations, behind the last layer of a stage\n"); break;
+            default: printf("gradients and weights, once a step\n");
+        }
+    }
+}
+
 // Layouts that differ from the best one in one decision.
 static void print_neighbours(const Search *s) {
     const Candidate *b = &s->best[0];
-    static const struct { const char *what; double t, p, d, micro_batch;
-    } moves[] = {{"twice t, half p", 2, 0.5, 1, 1}, {"twice t, half d", 2, 1, 0.5, 1},
-                 {"half t, twice p", 0.5, 2, 1, 1}, {"half t, twice d", 0.5, 1, 2, 1},
-                 {"twice p, half d", 1, 2, 0.5, 1}, {"half p, twice d", 1, 0.5, 2, 1},
-                 {"micro-batch twice", 1, 1, 1, 2}, {"micro-batch half", 1, 1, 1, 0.5}};
+    static const struct { const char *what; double t, p, d, micro_batch, c, e;
+    } moves[] = {
+        {"twice t, half p", 2, 0.5, 1, 1, 1, 1},   {"twice t, half d", 2, 1, 0.5, 1, 1, 1},
+        {"half t, twice p", 0.5, 2, 1, 1, 1, 1},   {"half t, twice d", 0.5, 1, 2, 1, 1, 1},
+        {"twice p, half d", 1, 2, 0.5, 1, 1, 1},   {"half p, twice d", 1, 0.5, 2, 1, 1, 1},
+        {"micro-batch twice", 1, 1, 1, 2, 1, 1},   {"micro-batch half", 1, 1, 1, 0.5, 1, 1},
+        {"twice c", 1, 1, 1, 1, 2, 1},             {"half c", 1, 1, 1, 1, 0.5, 1},
+        {"twice c, micro-batch too", 1, 1, 1, 2, 2, 1},
+        {"twice e", 1, 1, 1, 1, 1, 2},             {"half e", 1, 1, 1, 1, 1, 0.5}};
     printf("\nwhy not\n");
     for (size_t i = 0; i < sizeof moves / sizeof *moves; i++) {
         Candidate x = *b;
@@ -275,8 +329,10 @@ static void print_neighbours(const Search *s) {
         r->t = (size_t)((double)r->t * moves[i].t), r->p = (size_t)((double)r->p * moves[i].p);
         r->d = (size_t)((double)r->d * moves[i].d);
         r->micro_batch = (size_t)((double)r->micro_batch * moves[i].micro_batch);
+        r->c = (size_t)((double)r->c * moves[i].c), r->e = (size_t)((double)r->e * moves[i].e);
+        bool cut = moves[i].c != 1 || moves[i].e != 1;
         if (product(r) != r->ranks || r->micro_batch == 0 || (r->muon && r->t * r->p > 1) ||
-            r->global_batch % (r->micro_batch * r->d))
+            (cut && (!r->E || !r->c || !r->e)) || r->d % r->c || step_share(r) % r->micro_batch)
             continue;
         if (r->t == 1) r->sequence_parallel = false;
         if (r->d == 1) r->zero = false;
@@ -317,6 +373,9 @@ static void print_neighbours(const Search *s) {
     x = *b;
     x.run.stages[0] = 0;
     if (b->run.stages[0] && !s->wish.stages) print_neighbour(s, "equal stages", x);
+    x = *b;
+    x.run.capacity = 0;
+    if (b->run.E && b->run.capacity > 0) print_neighbour(s, "drop no token", x);
     print_other_kind(s);
     print_other_optimizer(s);
     if (b->run.shard || b->run.muon) return;
@@ -358,6 +417,9 @@ static void print_json(const Search *s) {
             cJSON_AddNumberToObject(row, "pipeline", (double)r->p);
         cJSON_AddNumberToObject(row, "data", (double)r->d),
             cJSON_AddNumberToObject(row, "virtual", (double)r->v);
+        if (r->E) cJSON_AddNumberToObject(row, "context", (double)r->c);
+        if (r->E) cJSON_AddNumberToObject(row, "expert_parallel", (double)r->e);
+        if (r->E) cJSON_AddNumberToObject(row, "capacity", r->capacity);
         cJSON_AddNumberToObject(row, "micro_batch", (double)r->micro_batch);
         cJSON_AddStringToObject(row, "schedule", pipeline_schedule_name(r->schedule));
         cJSON_AddStringToObject(row, "recompute", RECOMPUTE_NAMES[x->recompute]);
@@ -396,7 +458,8 @@ int main(int argc, char **argv) {
         "sizes of a model: --layers --heads --channels --seq --vocab\n"
         "to fix a part of the layout: --tensor --pipeline --data --virtual --micro-batch "
         "--schedule --recompute --sequence-parallel\n"
-        "    --zero --shard --replicas --optimizer --order --layers-per-stage\n";
+        "    --zero --shard --replicas --optimizer --order --layers-per-stage\n"
+        "    --context --expert-parallel --capacity, of a mixture of experts\n";
     if (argc == 1 || strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
         printf("%smodels: ", usage);
         model_names(stdout);
@@ -422,6 +485,7 @@ int main(int argc, char **argv) {
     else {
         print_counts(stdout, &s);
         print_best(&s);
+        print_dimensions(&s);
         print_neighbours(&s);
         print_command(&s, path);
     }

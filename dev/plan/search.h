@@ -17,15 +17,20 @@
 
 enum { SEARCH_BEST = 10, SEARCH_MICRO_BATCH = 64, SEARCH_GPUS = 65536, SEARCH_PIECES = 4096,
        SEARCH_IN_FLIGHT = 3,    // zb-auto keeps once, twice or three times p micro-batches
-       SEARCH_STAGES = 24 };    // most stages to which layers are dealt by their speed
+       SEARCH_STAGES = 24,      // most stages to which layers are dealt by their speed
+       SEARCH_TOKENS = 512 };   // fewest tokens of a sequence that context ranks leave each other
+
+static const double WISH_CAPACITY = 1.25;  // of experts, if the wish has none
 
 enum { WISH_SHARDED = -2 };  // of Wish.shard: 2 or 3, which the search chooses
 
 // The request. The search chooses numbers that are 0 and choices that are -1.
 typedef struct {
     GPTConfig model;
-    int llama;          // of LLAMA_SIZES; 0: a GPT-2
+    int llama;          // of NAMES_5D; 0: a GPT-2
     size_t T, ranks, global_batch;
+    size_t c, e;        // context and expert ranks
+    double capacity;    // of experts; below 0: WISH_CAPACITY
     size_t t, p, d, v, micro_batch;
     size_t replicas;    // of the model under FSDP
     int schedule, recompute, sequence_parallel, zero;
@@ -119,7 +124,9 @@ static inline int candidate_order(const Candidate *a, const Candidate *b, double
                      (size_t)a->recompute,
                      r->schedule,
                      r->shard,
-                     r->replicas},
+                     r->replicas,
+                     r->c,
+                     r->e},
            right[] = {s->t,
                       s->p,
                       s->v,
@@ -129,7 +136,9 @@ static inline int candidate_order(const Candidate *a, const Candidate *b, double
                       (size_t)b->recompute,
                       s->schedule,
                       s->shard,
-                      s->replicas};
+                      s->replicas,
+                      s->c,
+                      s->e};
     for (size_t i = 0; i < sizeof left / sizeof *left; i++)
         if (left[i] != right[i]) return left[i] < right[i] ? -1 : 1;
     int stages = strcmp(r->stages, s->stages);
@@ -159,14 +168,22 @@ static inline void search_add(Search *s, const Candidate *x) {
 static inline void search_variants(Search *s, Candidate x, bool fits,
                                    const bool doubles[ORDER_COUNT]) {
     const Wish *w = &s->wish;
-    bool one_node = w->ranks <= (size_t)s->cluster->gpus_per_node;  // all its ranks are alike
+    // The ranks of one node are alike. Experts are exchanged among neighbours: the default's.
+    bool one_node = w->ranks <= (size_t)s->cluster->gpus_per_node;
+    bool one_order = one_node || w->order || x.run.E;
     for (int k = RECOMPUTE_NONE; k <= RECOMPUTE_LAYER; k++) {
         if (w->recompute >= 0 && w->recompute != k) continue;
         candidate_recompute(&x, k);
         for (int zero = 0; zero <= (x.run.d > 1); zero++) {
             if (w->zero >= 0 && w->zero != zero && x.run.d > 1) continue;
+            if (x.run.e > 1 && !zero) {
+                Error err;
+                candidate_experts_divide(&x.run, false, &err);
+                if (w->zero == 0) snprintf(s->why, sizeof s->why, "%s", err.text);
+                continue;
+            }
             x.run.zero = zero;
-            for (int o = 0; o < (one_node || w->order ? 1 : (int)ORDER_COUNT); o++) {
+            for (int o = 0; o < (one_order ? 1 : (int)ORDER_COUNT); o++) {
                 if (doubles[o]) continue;
                 strcpy(x.run.order, w->order ? w->order : ORDERS[o]);
                 s->listed++;
@@ -183,6 +200,7 @@ static inline void search_schedules(Search *s, Candidate x, bool fits,
     const Wish *w = &s->wish;
     size_t p = x.run.p, L = w->model.L;
     Error err;
+    x.run.zero = x.run.e > 1;  // without it expert ranks are refused
     for (int sp = 0; sp <= (x.run.t > 1); sp++) {
         if (w->sequence_parallel >= 0 && w->sequence_parallel != sp && x.run.t > 1) continue;
         x.run.sequence_parallel = sp;
@@ -285,7 +303,13 @@ static inline Candidate search_blank(const Search *s, size_t ranks) {
     x.run.scatter_gather = s->cluster->scatter_gather;
     x.run.muon = w->muon;
     strcpy(x.run.order, w->order ? w->order : ORDERS[0]);
-    const LlamaSize *llama = &LLAMA_SIZES[x.llama = w->llama];
+    const LlamaSize *llama = llama_size(x.llama = w->llama);
+    const MoeSize *experts = llama_experts(x.llama);
+    x.run.c = x.run.e = 1;
+    if (experts) {
+        x.run.E = experts->E, x.run.k = experts->k;
+        x.run.capacity = w->capacity < 0 ? WISH_CAPACITY : w->capacity;
+    }
     if (x.llama) {
         x.run.KV = llama->KV, x.run.F = llama->F, x.run.gate = llama->type != NEMOTRON,
         x.run.tied = llama->tied, x.run.HS = llama->HS, x.run.window = llama->window,
@@ -300,7 +324,31 @@ static inline bool search_split(const Wish *w, Candidate *x) {
     StepLayout *r = &x->run;
     if (r->ranks % (r->t * r->p) || (w->t && w->t != r->t) || (w->p && w->p != r->p)) return false;
     r->d = r->ranks / (r->t * r->p);
-    return (!w->d || w->d == r->d) && w->global_batch % r->d == 0;
+    if (w->d && w->d != r->d) return false;
+    return llama_experts(w->llama) || w->global_batch % r->d == 0;
+}
+
+// Return the most context and expert ranks of t p d ranks. Only train_5d has any.
+static inline size_t search_most_context(const StepLayout *r) { return r->E ? r->d : 1; }
+static inline size_t search_most_experts(const StepLayout *r) { return r->E ? r->E : 1; }
+
+// True if the wish allows these context and expert ranks, and the data ranks, the sequence, the
+// experts and the batch divide. Says in s->why what does not divide, if the wish names it.
+static inline bool search_cut(Search *s, const StepLayout *r) {
+    const Wish *w = &s->wish;
+    if ((w->c && w->c != r->c) || (w->e && w->e != r->e)) return false;
+    if (r->d % r->c || r->d % r->e || (r->E && r->E % r->e)) {
+        Error err = {""};
+        if (w->c == r->c && r->d % r->c)
+            error_set(&err,
+                      "--context %zu does not divide the %zu data ranks: take a size that does",
+                      r->c, r->d);
+        else if (w->e == r->e) candidate_experts_divide(r, true, &err);
+        if (err.text[0]) snprintf(s->why, sizeof s->why, "%s", err.text);
+        return false;
+    }
+    if (r->T % (2 * r->c) || w->global_batch % (r->d / r->c)) return false;
+    return w->c || r->c == 1 || r->T / r->c >= SEARCH_TOKENS;
 }
 
 // Counts a layout's memory, keeps the smallest one in s->smallest. True if it fits.
@@ -338,7 +386,7 @@ static inline bool search_fits_schedule(Search *s, Candidate x, Schedule schedul
     r->max_in_flight = schedule == SCHEDULE_ZB_AUTO ? r->p : 0;
     for (int sp = r->t > 1; sp >= 0; sp--)
         for (x.recompute = RECOMPUTE_LAYER; x.recompute >= RECOMPUTE_NONE; x.recompute--)
-            for (int zero = r->d > 1; zero >= 0; zero--)
+            for (int zero = r->d > 1; zero >= (r->e > 1); zero--)
                 for (r->v = w->v                               ? w->v
                             : schedule == SCHEDULE_INTERLEAVED ? 2
                                                                : 1 + step_folded(r);
@@ -367,11 +415,13 @@ static inline bool search_fits_grid(Search *s, Candidate x) {
     if (w->shard != 0 && w->shard != -1) return false;
     // Weights and gradients are not sharded over data ranks, the optimizer's 12 bytes may be.
     double parameters = step_matrices(r) * (double)(w->model.L * w->model.C) * (double)w->model.C;
-    double states = parameters * (6 / (double)(r->t * r->p) + 12 / (double)r->ranks);
+    double experts = (double)(w->model.L * r->E) * step_expert(r), e = (double)r->e;
+    double states = parameters * (6 / (double)(r->t * r->p) + 12 / (double)r->ranks) +
+                    experts * (6 / (e * (double)(r->t * r->p)) + 12 / (double)r->ranks);
     if (states > s->cluster->memory && s->smallest.memory && states > (double)s->smallest.memory)
         return false;
     r->micro_batch = w->micro_batch ? w->micro_batch : 1;
-    if (r->global_batch / r->d % r->micro_batch) return false;
+    if (step_share(r) % r->micro_batch) return false;
     bool keeps = w->recompute == RECOMPUTE_NONE || w->recompute == RECOMPUTE_GELU;
     bool half = w->schedule < 0 && !w->llama && !w->no_v && keeps && (!w->v || w->v == 2);
     Schedule first = w->schedule >= 0 ? (Schedule)w->schedule
@@ -403,7 +453,11 @@ static inline bool search_fits_muon(Search *s, Candidate x) {
 
 static inline bool search_fits(Search *s, Candidate x) {
     if (s->wish.muon) return search_fits_muon(s, x);
-    return search_fits_grid(s, x) || search_fits_sharded(s, x);
+    for (x.run.c = 1; x.run.c <= search_most_context(&x.run); x.run.c++)
+        for (x.run.e = 1; x.run.e <= search_most_experts(&x.run); x.run.e++)
+            if (search_cut(s, &x.run) && search_fits_grid(s, x)) return true;
+    x.run.c = x.run.e = 1;
+    return search_fits_sharded(s, x);
 }
 
 // Returns the smallest number of GPUs on which the wish fits, or 0 if there is none up to
@@ -413,7 +467,8 @@ static inline size_t search_smallest(const Search *asked) {
     const Wish *w = &s.wish;
     Candidate blank = search_blank(&s, 1);
     double parameters = step_matrices(&blank.run) * (double)(w->model.L * w->model.C) *
-                        (double)w->model.C;
+                            (double)w->model.C +
+                        (double)(w->model.L * blank.run.E) * step_expert(&blank.run);
     size_t least = (size_t)((w->muon ? 14 : 18) * parameters / s.cluster->memory);
     size_t heads = w->muon ? 1 : w->model.NH, layers = w->muon ? 1 : w->model.L;
     for (size_t n = least ? least : 1; n <= SEARCH_GPUS; n++) {
@@ -425,6 +480,20 @@ static inline size_t search_smallest(const Search *asked) {
     return 0;
 }
 
+// Adds the layouts of t, p, d, c and e.
+static inline void search_grid(Search *s, Candidate x) {
+    const Wish *w = &s->wish;
+    bool fits = search_fits_grid(s, x), doubles[ORDER_COUNT] = {false};
+    for (int i = 0; i < ORDER_COUNT; i++)
+        doubles[i] = !w->order && order_is_double(s->cluster, &x.run, i);
+    size_t share = step_share(&x.run);
+    for (size_t b = 1; b <= share && b <= SEARCH_MICRO_BATCH; b++) {
+        if (share % b || (w->micro_batch && w->micro_batch != b)) continue;
+        x.run.micro_batch = b;
+        search_schedules(s, x, fits, doubles);
+    }
+}
+
 static inline void search_enumerate(Search *s) {
     const Wish *w = &s->wish;
     Candidate x = search_blank(s, w->ranks);
@@ -434,15 +503,10 @@ static inline void search_enumerate(Search *s) {
             if (x.run.t * x.run.p == 1 && wish_allows_shards(w)) search_sharded(s, x);
             if (x.run.t * x.run.p == 1 && w->muon) search_data_ranks(s, x);
             if (w->muon || (w->shard != 0 && w->shard != -1)) continue;
-            bool fits = search_fits_grid(s, x), doubles[ORDER_COUNT] = {false};
-            for (int i = 0; i < ORDER_COUNT; i++)
-                doubles[i] = !w->order && order_is_double(s->cluster, &x.run, i);
-            size_t share = w->global_batch / x.run.d;
-            for (size_t b = 1; b <= share && b <= SEARCH_MICRO_BATCH; b++) {
-                if (share % b || (w->micro_batch && w->micro_batch != b)) continue;
-                x.run.micro_batch = b;
-                search_schedules(s, x, fits, doubles);
-            }
+            for (x.run.c = 1; x.run.c <= search_most_context(&x.run); x.run.c++)
+                for (x.run.e = 1; x.run.e <= search_most_experts(&x.run); x.run.e++)
+                    if (search_cut(s, &x.run)) search_grid(s, x);
+            x.run.c = x.run.e = 1;
         }
 }
 
@@ -460,6 +524,7 @@ static inline bool candidate_same(const Candidate *a, const Candidate *b) {
            r->v == q->v && r->micro_batch == q->micro_batch &&
            r->sequence_parallel == q->sequence_parallel && r->zero == q->zero &&
            r->shard == q->shard && r->replicas == q->replicas && a->recompute == b->recompute &&
+           r->c == q->c && r->e == q->e &&
            strcmp(r->stages, q->stages) == 0;
 }
 

@@ -2,7 +2,7 @@
 // becomes flags, and a layout that is refused, too large or slower becomes a sentence.
 //
 // defines: RECOMPUTE_NAMES, read_wish, wish_candidate, mfu, simulated, layout_flags, model_flags,
-//          counts_text, neighbour_text, nothing_text
+//          counts_text, neighbour_text, DimensionCost, dimension_costs, nothing_text
 #ifndef DEV_PLAN_WORDS_H
 #define DEV_PLAN_WORDS_H
 
@@ -50,6 +50,8 @@ static inline bool read_wish(Wish *w, const char **cluster, bool *json, bool *li
                               {"--pipeline", &w->p, 65536},
                               {"--data", &w->d, 65536},
                               {"--virtual", &w->v, 65536},
+                              {"--context", &w->c, 65536},
+                              {"--expert-parallel", &w->e, 128},
                               {"--replicas", &w->replicas, 65536},
                               {"--micro-batch", &w->micro_batch, SEARCH_MICRO_BATCH}};
     const ChoiceFlag choices[] = {{"--schedule", &w->schedule, schedules, SCHEDULE_COUNT},
@@ -59,6 +61,7 @@ static inline bool read_wish(Wish *w, const char **cluster, bool *json, bool *li
                                   {"--shard", &w->shard, shards, 3},
                                   {"--optimizer", &w->muon, optimizers, 2}};
     memset(w, 0, sizeof *w);
+    w->capacity = -1;
     w->schedule = w->recompute = w->sequence_parallel = w->zero = w->shard = -1;
     for (int i = 1; i < argc; i++) {
         const char *flag = argv[i];
@@ -90,6 +93,12 @@ static inline bool read_wish(Wish *w, const char **cluster, bool *json, bool *li
         if (strcmp(flag, "--model") == 0) model = value;
         else if (strcmp(flag, "--cluster") == 0) *cluster = value;
         else if (strcmp(flag, "--order") == 0) w->order = value;
+        else if (strcmp(flag, "--capacity") == 0) {
+            char *end;
+            w->capacity = strtod(value, &end);
+            if (end == value || *end || !(w->capacity >= 0 && w->capacity <= 128))
+                return error_set(err, "--capacity must be a number from 0 to 128");
+        }
         else if (strcmp(flag, "--layers-per-stage") == 0) w->stages = value;
         else return error_set(err, "there is no flag %s", flag);
     }
@@ -111,6 +120,9 @@ static inline bool read_wish(Wish *w, const char **cluster, bool *json, bool *li
         if (!w->model.V) w->model.V = found.vocabulary;
         if (!w->T) w->T = found.seq;
     }
+    if ((w->c || w->e || w->capacity >= 0) && !llama_experts(w->llama))
+        return error_set(err, "--context, --expert-parallel and --capacity are for a mixture of "
+                              "experts, such as --model mixtral-8x7b");
     if (w->muon && !wish_allows_muon(w))
         return error_set(err, "--optimizer muon is for a GPT-2 on data ranks with ZeRO: leave out "
                               "--tensor, --pipeline, --virtual, --schedule, --sequence-parallel, "
@@ -142,6 +154,8 @@ static inline Candidate wish_candidate(const Search *s, size_t max_in_flight) {
     Candidate x = search_blank(s, w->ranks);
     x.run.t = w->t, x.run.p = w->p, x.run.d = w->d, x.run.v = w->v,
     x.run.micro_batch = w->micro_batch;
+    if (w->c) x.run.c = w->c;
+    if (w->e) x.run.e = w->e;
     x.run.schedule = (Schedule)w->schedule,
     x.run.max_in_flight = w->schedule == SCHEDULE_ZB_AUTO ? max_in_flight : 0;
     x.run.sequence_parallel = w->sequence_parallel > 0, x.run.zero = w->zero > 0;
@@ -153,7 +167,10 @@ static inline double mfu(const Search *s, const Candidate *x) {
     GPTConfig config = s->wish.model;
     Llama llama;
     Error err;
-    if (x->llama && candidate_llama(&llama, x->llama, &config, x->run.t, &err))
+    Options o = candidate_options(x, s->wish.model.V);
+    if (x->run.E) {
+        if (candidate_mixes(x, &o, &err)) config.spec = candidate_mixture_spec();
+    } else if (x->llama && candidate_llama(&llama, x->llama, &config, x->run.t, &err))
         config.spec = &llama.spec;
     double flops =
         count_flops(&config, (double)s->wish.global_batch * (double)s->wish.T, s->wish.T);
@@ -187,13 +204,14 @@ static inline void layout_flags(char *text, size_t size, const Candidate *x) {
     if (r->sequence_parallel) FLAG(" --sequence-parallel 1");
     if (x->recompute) FLAG(" --recompute %s", RECOMPUTE_NAMES[x->recompute]);
     if (r->d > 1 && !r->shard && !r->muon) FLAG(" --zero %d", r->zero);
+    if (r->E) FLAG(" --context %zu --expert-parallel %zu --capacity %g", r->c, r->e, r->capacity);
     if (strcmp(r->order, "tdp") != 0) FLAG(" --order %s", r->order);
 #undef FLAG
 }
 
 // Flags of the model and the batch. The sizes that a name gives are left out.
 static inline void model_flags(char *text, size_t size, const Wish *w) {
-    const LlamaSize *s = &LLAMA_SIZES[w->llama];
+    const LlamaSize *s = llama_size(w->llama);
     const struct { const char *flag; size_t value, named; } sizes[] = {
         {"layers", w->model.L, s->L}, {"heads", w->model.NH, s->NH}, {"channels", w->model.C, s->C},
         {"vocab", w->model.V, s->V}, {"seq", w->T, 0}, {"global-batch", w->global_batch, 0}};
@@ -219,6 +237,43 @@ static inline void counts_text(const Search *s, char *text, size_t size) {
     n += snprintf(text + n, size - (size_t)n, "%zu simulated", s->simulated);
     if (s->beaten)
         snprintf(text + n, size - (size_t)n, ", %zu cannot be among the best", s->beaten);
+}
+
+// What a rank of the first stage sends in a dimension: t, c and e in the forward of a layer and
+// micro-batch, p to the next stage, d once a step.
+typedef struct {
+    char name;
+    size_t size;
+    double bytes, seconds;
+} DimensionCost;
+enum { DIMENSIONS = 5 };
+
+static inline void dimension_costs(const Search *s, const Candidate *x,
+                                   DimensionCost costs[DIMENSIONS]) {
+    const Cluster *c = s->cluster;
+    const StepLayout *r = &x->run;
+    Grid g = step_grid(c, r);
+    LayerShape shape = step_shape(c, r, &g, 0);
+    double sum, gather, update, e = LAYER_WIDTH, t = (double)r->t, cut = (double)step_context(r);
+    double rows = (double)(shape.B * shape.T) * (double)r->C;
+    double keys = (double)(shape.B * shape.T) * ((double)layer_qkv(&shape) -
+                                                 (double)layer_heads(&shape));
+    double experts = (double)r->e, d = (double)r->d;
+    step_data(c, r, &g, 0, &sum, &gather, &update);
+    CollectiveKind kind = r->sequence_parallel ? COLLECTIVE_ALL_GATHER : COLLECTIVE_ALL_REDUCE;
+    double calls = r->sequence_parallel ? 4 : 2;
+    double dense = step_parameters(r, 0) * (d - 1) / d;
+    double held = step_experts(r, 0) * (1 - experts / d);
+    const DimensionCost all[DIMENSIONS] = {
+        {'t', r->t, 4 * e * rows * (t - 1) / t,
+         r->t > 1 ? calls * layer_collective(c, &shape, kind) : 0},
+        {'c', r->c, e * keys * (cut - 1), (cut - 1) * shape.ring[RING_KEYS]},
+        {'e', r->e, 2 * e * (double)shape.places * (double)r->C * (experts - 1) / experts,
+         2 * shape.exchange},
+        {'p', r->p, r->p > 1 ? e * rows / t : 0, r->p > 1 ? step_send(c, r, &g, 0) : 0},
+        {'d', r->d, (c->gradient_bytes + e) * (dense + held), sum + gather},
+    };
+    memcpy(costs, all, sizeof all);
 }
 
 // Says how a neighbour of the best layout does: refused, too large, or how much slower and by
@@ -277,7 +332,7 @@ static inline bool ranks_split(const Search *s, size_t n, size_t *share) {
     for (x.run.t = 1; x.run.t <= n && x.run.t <= s->wish.model.NH; x.run.t++)
         for (x.run.p = 1; x.run.t * x.run.p <= n && x.run.p <= s->wish.model.L; x.run.p++) {
             if (s->wish.model.NH % x.run.t || !search_split(&s->wish, &x)) continue;
-            *share = s->wish.global_batch / x.run.d;
+            *share = step_share(&x.run);
             return true;
         }
     return false;
@@ -345,6 +400,7 @@ static inline void nothing_text(const Search *s, Error *err) {
     layout_flags(flags, sizeof flags, &s->smallest);
     Wish free_recompute = s->wish, free_batch = s->wish, free_layout = s->wish;
     free_recompute.recompute = -1, free_batch.micro_batch = 0;
+    free_layout.c = free_layout.e = 0;
     free_layout.t = free_layout.p = free_layout.d = free_layout.v = free_layout.micro_batch = 0;
     free_layout.schedule = free_layout.recompute = free_layout.zero =
         free_layout.sequence_parallel = -1;

@@ -15,11 +15,11 @@ quick=(tensor_bytes tensor_memory tensor_ratio schedule_memory pipeline_bytes da
        lesson_moe_bytes lesson_moe_clock lesson_context_recompute lesson_context_longest
        lesson_offload_longest
        schedules schedules_norm refused bubbles study plan
-       scale scale_bands scale_claims holmes holmes_plan cuda_lines
+       scale scale_bands scale_claims scale_moe holmes holmes_plan cuda_lines
        files pipeline_unrolled layouts_agree zero_memory tensor_calls tensor_reach schedules_drawn
        context_agrees context_balance llama_grid zb_steps v_steps offload_share offload_deep
        documents_agree documents_clock llama_documents five_agrees five_memory five_capacity
-       puzzles cases)
+       five_plan puzzles cases)
 slow=(layouts main errors no_wait one_stream zero no_add swapped_sums expert_balance post_ln
       parallel_block bubbles_paper plan_table1 plan_clock plan_fsdp scale_trainers cpu_speed
       v_models)
@@ -674,6 +674,8 @@ table_scale_claims() {
                          rate[id] / step[2, id], rate[id] / step[3, id] } }' \
         dev/scale/rows_claims.csv "$dir/all" "$dir/one"
 }
+# Published steps of mixtures, beside the prediction that was made beforehand.
+table_scale_moe() { dev/scale/moe.sh table; }
 table_scale_trainers() {
     local recipe
     recipe=$(make -n scale-trainers 2>/dev/null | sed -n '/--trainers/,$p')
@@ -865,7 +867,7 @@ printed() {
 for name in layouts_agree zero_memory tensor_calls tensor_reach schedules_drawn \
     context_agrees context_balance expert_balance llama_grid zb_steps v_steps offload_share \
     offload_deep documents_agree documents_clock llama_documents five_agrees five_memory \
-    five_capacity; do
+    five_capacity five_plan; do
     eval "table_$name() { printed $name; }"
 done
 

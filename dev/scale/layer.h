@@ -21,7 +21,7 @@ typedef struct {
         seconds;  // that the compute stream spends on it: what other operations hide is not in it
 } LayerOp;
 
-enum { OPS_MAX = 64, LAYER_WIDTH = 2 };  // bytes of an activation, and of a GEMM's factors: bf16
+enum { OPS_MAX = 96, LAYER_WIDTH = 2 };  // bytes of an activation, and of a GEMM's factors: bf16
 typedef struct {
     LayerOp op[OPS_MAX];
     size_t count;
@@ -67,7 +67,27 @@ typedef struct {
     size_t window;              // keys that a query sees; 0: all
     bool head_norms;            // RMSNorm of each head of q and k
     bool split;                 // its backward is in two halves
+    size_t E, k, El, places;    // experts of a layer (0: an MLP) and of a token; those of a rank,
+                                // and the rows that all of them have for its tokens
+    size_t c;                   // ranks of which each has T of a sequence's tokens; 0 or 1: alone
+    double exchange, count;     // s: of an all-to-all of experts' rows, of counting their tokens
+    double ring[3];             // s of a step of the ring: with keys, and gradients, and both
 } LayerShape;
+
+// What a step of the ring carries.
+enum { RING_KEYS, RING_GRADIENTS, RING_BOTH };
+
+// True if the layer has experts; if several ranks share its sequences. With PLAN_WITHOUT_EXPERTS
+// there are no such layers, and no code for them.
+static inline bool layer_mixes(const LayerShape *s) {
+#ifdef PLAN_WITHOUT_EXPERTS
+    return (void)s, false;
+#else
+    return s->E > 0;
+#endif
+}
+
+static inline bool layer_is_cut(const LayerShape *s) { return layer_mixes(s) && s->c > 1; }
 
 static inline size_t layer_head(const LayerShape *s) { return s->HS ? s->HS : s->C / s->NH; }
 
@@ -79,7 +99,7 @@ static inline size_t layer_qkv(const LayerShape *s) {
     return layer_heads(s) + 2 * layer_head(s) * (s->KV ? s->KV : s->NH) / s->t;
 }
 
-// Hidden units of a rank.
+// Hidden units of a rank; of experts those of each.
 static inline size_t layer_hidden(const LayerShape *s) { return (s->F ? s->F : 4 * s->C) / s->t; }
 
 // Bytes of q and k of a rank, which RoPE reads and writes in a model without biases.
@@ -179,10 +199,43 @@ static inline double cost_residual_backward(const Cluster *c, double values, dou
            cost_memory(c, c->elementwise_efficiency, c->dropout ? 2 * values + elements : 0);
 }
 
+// Adds attention among c ranks. Each step of the ring has as many scores as the causal half of a
+// rank's own, and takes as long as its message if that is longer. Forward merges its results in
+// fp32. Backward adds up gradients of keys, which follow their keys one step behind, and come home
+// in a step of their own.
+static inline void ops_ring(OpList *o, const Cluster *c, const LayerShape *s, bool backward) {
+    double e = LAYER_WIDTH, N = (double)(s->B * s->T), A = (double)layer_heads(s);
+    double K2 = (double)layer_qkv(s) - A, share = c->elementwise_efficiency;
+    double pair = cost_attention(c, backward, s->B, s->T, s->NH / s->t, layer_head(s));
+    double exposed = 0, merged = 0;
+    for (size_t step = 0; step < s->c; step++) {
+        // Half of the rows meet all keys, or all rows half of them.
+        double rows = step == 0 ? 0 : N * 0.75;
+        double merge = cost_memory(c, share, 12 * A * rows);
+        if (backward) merge += cost_memory(c, share, 12 * K2 * rows);
+        bool more = step + 1 < s->c;
+        double message = more ? s->ring[RING_KEYS] : 0;
+        if (backward && step > 0) message = s->ring[more ? RING_BOTH : RING_GRADIENTS];
+        exposed += fmax(0, message - pair - (backward ? 0 : merge));
+        merged += merge;
+    }
+    if (backward) exposed += s->ring[RING_GRADIENTS];
+    ops_memory(o, c, "ring copy", share, 2 * e * N * K2);
+    ops_add(o, "attention", TIME_ATTENTION, (double)s->c * pair);
+    ops_add(o, "ring sum", TIME_MEMORY, merged);
+    ops_add(o, "ring", TIME_PIPELINE, exposed);
+    ops_memory(o, c, "ring copy", share, (4 + e) * N * A);
+    if (backward) ops_memory(o, c, "ring copy", share, (4 + e) * N * K2);
+}
+
 // Attention within a window costs what that of shorter sequences with as many scores does.
 static inline void ops_attention(OpList *o, const Cluster *c, const LayerShape *s, bool backward) {
     double W = (double)s->window;
     size_t T = s->T;
+    if (layer_is_cut(s)) {
+        ops_ring(o, c, s, backward);
+        return;
+    }
     if (s->window && s->window < T) T = (size_t)(sqrt(W * (2 * (double)T - W + 1)) + 0.5);
     ops_add(o, "attention", TIME_ATTENTION,
             cost_attention(c, backward, s->B, T, s->NH / s->t, layer_head(s)));
@@ -191,6 +244,51 @@ static inline void ops_attention(OpList *o, const Cluster *c, const LayerShape *
 // Adds the norms of q's and k's heads: three values for two that RoPE moves.
 static inline void ops_head_norms(OpList *o, const Cluster *c, const LayerShape *s, double share) {
     if (s->head_norms) ops_memory(o, c, "head norms", share, 1.5 * layer_rope_bytes(s));
+}
+
+// Adds a product of each of a rank's experts.
+static inline void ops_experts_gemm(OpList *o, const Cluster *c, const LayerShape *s,
+                                    const char *name, size_t M, size_t N, size_t K) {
+    ops_add(o, name, TIME_GEMM, (double)s->El * cost_gemm(c, M, N, K, LAYER_WIDTH));
+}
+
+// Adds experts' forward, whose results come back before a recomputation may end.
+static inline void ops_experts_forward(OpList *o, const Cluster *c, const LayerShape *s) {
+    size_t C = s->C, F = layer_hidden(s), rows = s->places / s->El;
+    double e = LAYER_WIDTH, N = (double)(s->B * s->T), R = (double)s->places;
+    double share = c->elementwise_efficiency;
+    ops_memory(o, c, "router", share, e * N * (double)C);
+    ops_memory(o, c, "router", share, (8 * (double)s->k + 4) * N * (double)s->E);
+    ops_add(o, "all-reduce", TIME_TENSOR, s->count);
+    ops_memory(o, c, "to places", share, 2 * e * R * (double)C);
+    ops_add(o, "dispatch", TIME_PIPELINE, s->exchange);
+    ops_experts_gemm(o, c, s, "fc", rows, 2 * F, C);
+    ops_memory(o, c, "gelu", c->softmax_efficiency, 3 * e * R * (double)F);
+    ops_experts_gemm(o, c, s, "fcproj", rows, C, F);
+    ops_add(o, "combine", TIME_PIPELINE, s->exchange);
+}
+
+// Adds experts' backward, up to the gradient of their input. The sum over tensor ranks has only
+// the router's own gradient beside it.
+static inline void ops_experts_backward(OpList *o, const Cluster *c, const LayerShape *s) {
+    size_t C = s->C, F = layer_hidden(s), rows = s->places / s->El;
+    double e = LAYER_WIDTH, N = (double)(s->B * s->T), R = (double)s->places;
+    double share = c->elementwise_efficiency, k = (double)s->k;
+    double added = c->accumulate_bytes * (double)(C * F) * (double)s->El;
+    ops_memory(o, c, "router", share, (1 + k) * e * N * (double)C);
+    ops_memory(o, c, "to places", share, 2 * e * R * (double)C);
+    ops_add(o, "dispatch", TIME_PIPELINE, s->exchange);
+    ops_experts_gemm(o, c, s, "input gradient", rows, F, C);
+    ops_experts_gemm(o, c, s, "weight gradient", F, C, rows);
+    ops_memory(o, c, "gelu", c->softmax_efficiency, 5 * e * R * (double)F);
+    ops_experts_gemm(o, c, s, "input gradient", rows, C, 2 * F);
+    ops_experts_gemm(o, c, s, "weight gradient", C, 2 * F, rows);
+    if (s->add) ops_memory(o, c, "add gradient", share, 3 * added);
+    ops_add(o, "combine", TIME_PIPELINE, s->exchange);
+    ops_memory(o, c, "router", share, (1 + k) * e * N * (double)C);
+    CollectiveKind sum = s->sequence_parallel ? COLLECTIVE_REDUCE_SCATTER : COLLECTIVE_ALL_REDUCE;
+    ops_beside(o, c, s, "weight gradient", cost_memory(c, share, e * N * (double)C), 0,
+               s->sequence_parallel ? "reduce-scatter" : "all-reduce", sum);
 }
 
 // Adds the forward of one layer. Recomputation may end before the last GEMM and its sum.
@@ -213,10 +311,16 @@ static inline void ops_layer_forward(OpList *o, const Cluster *c, const LayerSha
     ops_add(o, "bias, dropout, residual, layernorm", TIME_MEMORY,
             cost_residual_layernorm(c, e * rows, rows));
     ops_f_forward(o, c, s);
-    ops_gemm(o, c, "fc", N, (1 + s->gate) * F, s->C);
-    ops_memory(o, c, "gelu", c->softmax_efficiency, (2 + s->gate) * e * (double)N * (double)F);
+    if (layer_mixes(s)) ops_experts_forward(o, c, s);
+    else {
+        ops_gemm(o, c, "fc", N, (1 + s->gate) * F, s->C);
+        ops_memory(o, c, "gelu", c->softmax_efficiency, (2 + s->gate) * e * (double)N * (double)F);
+    }
     if (!ends) return;
-    ops_gemm(o, c, "fcproj", N, s->C, F);
+    if (layer_mixes(s))
+        ops_memory(o, c, "weighted sum", c->elementwise_efficiency,
+                   ((2 + (double)s->k) * e + mask) * (double)N * (double)s->C);
+    else ops_gemm(o, c, "fcproj", N, s->C, F);
     ops_g_forward(o, c, s);
     ops_memory(o, c, "bias, dropout, residual", c->elementwise_efficiency, (3 * e + mask) * rows);
 }
@@ -230,6 +334,12 @@ static inline void ops_layer_backward(OpList *o, const Cluster *c, const LayerSh
     for (int half = 0; half < 2; half++) {  // the MLP, then attention
         ops_g_backward(o, c, s);
         double began = ops_seconds(o, NULL);
+        if (half == 0 && layer_mixes(s)) {
+            ops_experts_backward(o, c, s);
+            ops_add(o, "layernorm, residual", TIME_MEMORY,
+                    cost_residual_backward(c, e * rows, rows));
+            continue;
+        }
         ops_linear_backward(o, c, s, N, s->C, half == 0 ? F : A, false, 0);
         if (half == 0)
             ops_memory(o, c, "gelu", c->softmax_efficiency,
@@ -253,7 +363,8 @@ static inline void ops_layer_backward(OpList *o, const Cluster *c, const LayerSh
 // Lists the recomputation before a layer's backward. A whole layer has its attention in it
 // already.
 static inline void layer_recomputes(OpList *o, const Cluster *c, const LayerShape *s) {
-    double gelu = (2 + s->gate) * LAYER_WIDTH * (double)(s->B * s->T) * (double)layer_hidden(s);
+    double N = (double)(layer_mixes(s) ? s->places : s->B * s->T);
+    double gelu = (2 + s->gate) * LAYER_WIDTH * N * (double)layer_hidden(s);
     o->count = 0;
     bool whole = s->recompute == LAYER_WHOLE;
     if (whole) ops_layer_forward(o, c, s, c->recompute_end);

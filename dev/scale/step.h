@@ -30,6 +30,9 @@ typedef struct {
     size_t shard;     // FSDP: 2 shards gradients and optimizer, 3 the weights as well; 0: no FSDP
     size_t replicas;  // copies of the model under FSDP, each sharded among d/replicas neighbours
     char stages[128]; // layers of each stage, as "10,12"; "": equal
+    size_t c;         // context ranks of a mixture: the data ranks that share a sequence
+    size_t E, k, e;   // experts of a layer, 0: an MLP; of a token; data ranks that share them out
+    double capacity;  // an expert has capacity * k / E places for each token of a rank; 0: one
     bool muon;        // Muon updates the matrices of layers, each of them whole on one data rank
 } StepLayout;
 
@@ -43,6 +46,35 @@ typedef struct {
 typedef struct {
     double seconds[3][2], groups[3][2][TIME_PARTS];
 } ChunkCost;
+
+// True if the model is a mixture of experts. With PLAN_WITHOUT_EXPERTS there is none.
+static inline bool step_mixes(const StepLayout *r) {
+#ifdef PLAN_WITHOUT_EXPERTS
+    return (void)r, false;
+#else
+    return r->E > 0;
+#endif
+}
+
+// Returns how many ranks share each sequence: of a mixture, as only train_5d cuts sequences here.
+static inline size_t step_context(const StepLayout *r) { return step_mixes(r) ? r->c : 1; }
+
+// Returns a rank's tokens of a sequence.
+static inline size_t step_tokens(const StepLayout *r) { return r->T / step_context(r); }
+
+// Returns the sequences of a step that a data rank computes, alone or with others.
+static inline size_t step_share(const StepLayout *r) {
+    return r->global_batch / (r->d / step_context(r));
+}
+
+static inline size_t step_micros(const StepLayout *r) { return step_share(r) / r->micro_batch; }
+
+// Returns an expert's places for a rank's tokens of a sequence, as train_5d has them.
+static inline size_t step_places(const StepLayout *r) {
+    size_t T = step_tokens(r);
+    double wanted = ceil(r->capacity * (double)T * (double)r->k / (double)r->E);
+    return r->capacity > 0 && wanted < (double)T ? (size_t)wanted : T;
+}
 
 // Returns how many data ranks share a copy of the model under FSDP.
 static inline size_t step_shards(const StepLayout *r) {
@@ -121,7 +153,11 @@ static inline bool step_check(const StepLayout *r, Error *err) {
     bool uneven = r->HS == 0 && r->C % r->NH;
     if (r->NH % r->t || uneven || r->vocabulary % r->t || r->KV % r->t)
         return error_set(err, "t does not divide the model");
-    if (r->global_batch % (r->micro_batch * r->d))
+    if (r->d % step_context(r) || r->T % (2 * step_context(r)))
+        return error_set(err, "c does not divide the data ranks or the sequence");
+    if (step_mixes(r) && (r->E % r->e || r->d % r->e))
+        return error_set(err, "e does not divide the experts or the data ranks");
+    if (r->global_batch % (r->micro_batch * (r->d / step_context(r))))
         return error_set(err, "the batch does not divide");
     if (r->short_ends && units % (r->p * r->v))
         return error_set(err, "the layers do not divide into %zu chunks", r->p * r->v);
@@ -130,7 +166,7 @@ static inline bool step_check(const StepLayout *r, Error *err) {
                          "the stages' layers '%s' are not those of %zu stages and %zu layers",
                          r->stages, r->p, r->layers);
     if (units < r->p * r->v) return error_set(err, "there are fewer layers than chunks");
-    size_t m = r->global_batch / (r->micro_batch * r->d);
+    size_t m = step_micros(r);
     if (r->shard && r->t * r->p > 1) return error_set(err, "FSDP has data ranks only");
     if (r->replicas && r->d % r->replicas)
         return error_set(err, "the replicas do not divide the data ranks");
@@ -165,7 +201,7 @@ static inline void step_take_weights(OpList *from, OpList *to) {
 }
 
 // The parts of chunks: a layer, the embedding and the head.
-enum { STEP_KEY = 22 };
+enum { STEP_KEY = 32 };
 typedef struct {
     size_t key[STEP_KEY];  // what they depend on but for the cluster; all 0: not there yet
     ChunkCost layer, embedding, head;
@@ -178,19 +214,71 @@ typedef struct {
     size_t size;
 } StepMemo;
 
+// Returns the seconds of the messages of one group, in the order of the peers: those that leave the
+// node share one way, all others another.
+static inline double step_messages(const Cluster *c, const Grid *g, size_t from, const size_t *to,
+                                   size_t count, double bytes) {
+    double ways[2] = {0}, latency = 0, seconds = 0;
+    size_t node = (size_t)c->gpus_per_node;
+    for (size_t i = 0; i < count; i++) {
+        size_t between = from < to[i] ? to[i] - from : from - to[i];
+        if (between > g->world - between) between = g->world - between;
+        double empty = cost_send(c, 0, from, to[i], between);
+        double *way = &ways[from / node != to[i] / node];
+        *way += cost_send(c, bytes, from, to[i], between) - empty;
+        latency = fmax(latency, empty);
+        seconds = fmax(seconds, latency + *way);
+    }
+    return seconds;
+}
+
+// Sets what a layer's experts and its ring send, at a stage: of the e and of the c neighbours among
+// the data ranks that the grid's rank is one of.
+static inline void step_neighbours(const Cluster *c, const StepLayout *r, const Grid *g,
+                                   size_t stage, LayerShape *s) {
+    size_t here = (size_t)grid_rank_at(g, 0, g->d_rank, stage), cut = step_context(r), count = 0;
+    if (step_mixes(r)) {
+        size_t places = r->micro_batch * step_places(r), to[128];
+        s->E = r->E;
+        s->k = r->k;
+        s->El = r->E / r->e;
+        s->places = r->E * places;
+        for (size_t i = 0; i < r->e; i++) {
+            size_t rank = g->d_rank - g->d_rank % r->e + i;
+            if (rank != g->d_rank) to[count++] = (size_t)grid_rank_at(g, 0, rank, stage);
+        }
+        double bytes = (double)LAYER_WIDTH * (double)(s->El * places) * (double)r->C;
+        s->exchange = step_messages(c, g, here, to, count, bytes);
+    }
+    s->c = cut;
+    if (cut == 1) return;
+
+    size_t first = g->d_rank - g->d_rank % cut, mine = g->d_rank % cut;
+    size_t next = (size_t)grid_rank_at(g, 0, first + (mine + 1) % cut, stage);
+    size_t before = (size_t)grid_rank_at(g, 0, first + (mine + cut - 1) % cut, stage);
+    double keys = 2 * (double)(r->micro_batch * step_tokens(r)) *
+                  (double)(layer_head(s) * (r->KV ? r->KV : r->NH) / r->t);
+    const double width[] = {LAYER_WIDTH, 4, LAYER_WIDTH + 4};
+    for (int kind = RING_KEYS; kind <= RING_BOTH; kind++)
+        s->ring[kind] = fmax(step_messages(c, g, here, &next, 1, width[kind] * keys),
+                             step_messages(c, g, here, &before, 1, width[kind] * keys));
+    size_t start = (size_t)grid_rank_at(g, 0, first, stage);
+    size_t stride = (size_t)grid_rank_at(g, 0, first + 1, stage) - start;
+    Placement group = placement_stride(c, start, stride, cut, g->world);
+    group.alone = true;
+    double tokens = 4.0 * (double)(r->micro_batch * r->E);
+    s->count = cost_collective(c, COLLECTIVE_ALL_REDUCE, tokens, group);
+}
+
 // Under FSDP a shard adds up the gradients of micro-batches, not the layer. In halves, the sum of
 // an input's gradient has no weight gradient beside it, and both recompute and gather. Gradients
 // of the embedding and the head belong to the input's.
-static inline void step_make_pieces(const Cluster *c, const StepLayout *r, Placement tensor,
+static inline void step_make_pieces(const Cluster *c, const StepLayout *r, LayerShape s,
                                     StepPieces *x) {
     Cluster alone = *c;
     OpList o, more, weights;
     bool split = step_split(r);
     if (split) alone.tensor_overlap = false;
-    LayerShape s = {
-        r->micro_batch, r->T,         r->C,   r->NH, r->t, r->vocabulary, r->sequence_parallel,
-        false,          r->recompute, tensor, r->KV, r->F, r->gate,       r->HS,
-        r->window,      r->head_norms, split};
     for (int kind = STEP_FORWARD; kind <= STEP_BACKWARD; kind++)
         for (int later = 0; later < 2; later++) {
             s.add = later && !r->shard;
@@ -218,9 +306,29 @@ static inline void step_make_pieces(const Cluster *c, const StepLayout *r, Place
         }
 }
 
-// Returns the pieces of a layout whose tensor group sits there.
-static inline const StepPieces *step_pieces(const Cluster *c, const StepLayout *r, Placement q,
-                                            StepMemo *memo) {
+// Returns the shape of a layout's layers at a stage.
+static inline LayerShape step_shape(const Cluster *c, const StepLayout *r, const Grid *g,
+                                    size_t stage) {
+    LayerShape s;
+    memset(&s, 0, sizeof s);
+    s.B = r->micro_batch, s.T = step_tokens(r), s.C = r->C, s.NH = r->NH, s.t = r->t;
+    s.vocabulary = r->vocabulary, s.sequence_parallel = r->sequence_parallel;
+    s.recompute = r->recompute;
+    s.tensor = step_group(c, g, stage, 't');
+    s.KV = r->KV, s.F = r->F, s.gate = r->gate, s.HS = r->HS, s.window = r->window;
+    s.head_norms = r->head_norms, s.split = step_split(r);
+    step_neighbours(c, r, g, stage, &s);
+    return s;
+}
+
+// Returns a number for the seconds of a key.
+static inline size_t step_number(double seconds) { return (size_t)(seconds * 1e13); }
+
+// Returns the pieces of a layout at a stage.
+static inline const StepPieces *step_pieces(const Cluster *c, const StepLayout *r, const Grid *g,
+                                            size_t stage, StepMemo *memo) {
+    LayerShape s = step_shape(c, r, g, stage);
+    Placement q = s.tensor;
     const size_t key[STEP_KEY] = {r->micro_batch,
                                   r->T,
                                   r->C,
@@ -242,14 +350,23 @@ static inline const StepPieces *step_pieces(const Cluster *c, const StepLayout *
                                   r->HS,
                                   r->window,
                                   r->head_norms,
-                                  q.network};
+                                  q.network,
+                                  s.E,
+                                  s.k,
+                                  s.El,
+                                  s.places,
+                                  s.c,
+                                  step_number(s.exchange),
+                                  step_number(s.count),
+                                  step_number(s.ring[RING_KEYS]),
+                                  step_number(s.ring[RING_GRADIENTS])};
     size_t hash = 0;
     for (int i = 0; i < STEP_KEY; i++) hash = (hash ^ key[i]) * 0x9e3779b97f4a7c15u;
     StepPieces *x = &memo->piece[(hash >> 32) % memo->size];
     if (memcmp(x->key, key, sizeof key) != 0) {
         memset(x, 0, sizeof *x);
         memcpy(x->key, key, sizeof key);
-        step_make_pieces(c, r, q, x);
+        step_make_pieces(c, r, s, x);
     }
     return x;
 }
@@ -269,28 +386,48 @@ static inline ChunkCost step_chunk_cost(const Cluster *c, const StepLayout *r, c
     ChunkCost cost;
     memset(&cost, 0, sizeof cost);
     size_t stage = chunk_stage(r->p, step_folded(r), chunk);
-    const StepPieces *x = step_pieces(c, r, step_group(c, g, stage, 't'), memo);
+    const StepPieces *x = step_pieces(c, r, g, stage, memo);
     step_add_cost(&cost, &x->layer, (double)step_chunk_layers(r, chunk));
     if (chunk == 0) step_add_cost(&cost, &x->embedding, 1);
     if (chunk == r->p * r->v - 1) step_add_cost(&cost, &x->head, 1);
     return cost;
 }
 
-// Parameters of a layer's matrices, in units of C^2: 12 in GPT-2.
+// Parameters of a layer's matrices, in units of C^2: 12 in GPT-2. Experts have none here.
 static inline double step_matrices(const StepLayout *r) {
     double heads = r->KV ? (double)r->KV / (double)r->NH : 1,
            wide = r->HS ? (double)(r->HS * r->NH) / (double)r->C : 1,
            hidden = r->F ? (double)r->F / (double)r->C : 4;
+    if (step_mixes(r)) hidden = 0;
     return (2 + 2 * heads) * wide + (2 + r->gate) * hidden;
 }
 
-// Parameters that a rank of the stage holds: matrices and vectors of its layers, the embeddings
-// at both ends, which are one in a V.
-static inline double step_parameters(const StepLayout *r, size_t stage) {
-    double C = (double)r->C, t = (double)r->t, sum = 0, matrices = step_matrices(r);
+// Parameters of an expert.
+static inline double step_expert(const StepLayout *r) {
+    return 3 * (double)r->C * (double)r->F;
+}
+
+// Returns the layers of a stage.
+static inline double step_layers(const StepLayout *r, size_t stage) {
+    double sum = 0;
     for (size_t chunk = 0; chunk < r->v; chunk++)
-        sum += (double)step_chunk_layers(r, step_chunk(r, stage, chunk)) *
-               (matrices * C * C / t + 7 * C / t + 6 * C);
+        sum += (double)step_chunk_layers(r, step_chunk(r, stage, chunk));
+    return sum;
+}
+
+// Parameters of experts that a rank of the stage holds.
+static inline double step_experts(const StepLayout *r, size_t stage) {
+    if (!step_mixes(r)) return 0;
+    double held = (double)(r->E / r->e) / (double)r->t;
+    return step_layers(r, stage) * held * step_expert(r);
+}
+
+// Parameters that a rank of the stage holds: matrices and vectors of its layers but experts, the
+// embeddings at both ends, which are one in a V.
+static inline double step_parameters(const StepLayout *r, size_t stage) {
+    double C = (double)r->C, t = (double)r->t, matrices = step_matrices(r);
+    double layer = matrices * C * C / t + 7 * C / t + 6 * C + (double)r->E * C;
+    double sum = step_layers(r, stage) * layer;
     if (stage == 0 && !r->KV) sum += (double)r->T * C;
     if (stage == 0 || (stage == r->p - 1 && !step_folded(r)))
         sum += (double)r->vocabulary * C / t;
@@ -437,7 +574,24 @@ static inline void step_data(const Cluster *c, const StepLayout *r, const Grid *
                            data);
     *gather = r->zero ? cost_collective(c, COLLECTIVE_ALL_GATHER, 2 * parameters, data) : 0;
     double owned = parameters / (double)(r->shard ? step_shards(r) : r->zero ? r->d : 1);
+    if (step_mixes(r)) {
+        double experts = step_experts(r, stage);
+        size_t d = g->d / r->e, first = (size_t)grid_rank_at(g, 0, g->d_rank % r->e, stage);
+        size_t next = (size_t)grid_rank_at(g, 0, g->d_rank % r->e + (d > 1) * r->e, stage);
+        Placement alike = placement_stride(c, first, next - first, d, g->world);
+        CollectiveKind kind = r->zero ? COLLECTIVE_REDUCE_SCATTER : COLLECTIVE_ALL_REDUCE;
+        *sum += cost_collective(c, kind, c->gradient_bytes * experts, alike);
+        if (r->zero) *gather += cost_collective(c, COLLECTIVE_ALL_GATHER, 2 * experts, alike);
+        owned += experts / (double)(r->zero ? d : 1);
+    }
     *update = cost_memory(c, c->optimizer_efficiency, c->optimizer_bytes * owned);
+}
+
+// Returns the seconds of `all` that hide behind a chunk's step of so many. Of a mixture, whose
+// weights are many for its compute, all chunks but one have p such steps to hide behind.
+static inline double step_hides(const StepLayout *r, double all, double step) {
+    double others = step_mixes(r) ? (double)(r->v - 1) : 0, part = all / (others + 1);
+    return fmin(part, step) + others * fmin(part, (double)r->p * step);
 }
 
 // Sums over data ranks, over the two uses of the embedding, and the update. All stages wait for
@@ -451,10 +605,11 @@ static inline double step_end(StepMachine *x) {
         double sum, gather, mine;
         step_data(c, r, &x->grid, s, &sum, &gather, &mine);
         const ChunkCost *cost = &x->costs[s];
-        double hidden = c->data_overlap ? fmin(sum, cost->seconds[STEP_BACKWARD][x->m > 1]) : 0;
+        double hidden = 0;
         if (c->data_overlap) {
             double beside = cost->seconds[STEP_FORWARD][0] + (r->muon ? mine : 0);
-            hidden += fmin(gather, beside);
+            hidden = step_hides(r, sum, cost->seconds[STEP_BACKWARD][x->m > 1]);
+            hidden += step_hides(r, gather, beside);
         }
         double exposed = sum + gather - hidden + hidden * (1 - 1 / c->overlap_slowdown);
         x->parts[s][TIME_DATA] += exposed;
@@ -489,11 +644,11 @@ static inline ChunkCost *step_chunk_costs(const Cluster *c, const StepLayout *r,
 // Returns a lower bound of the step: the work of the busiest stage, after one forward of each
 // stage in front of it. Far cheaper than simulating.
 static inline double step_bound(const Cluster *c, const StepLayout *r, StepMemo *memo) {
-    double m = (double)(r->global_batch / (r->micro_batch * r->d)), most = 0, before = 0;
+    double m = (double)step_micros(r), most = 0, before = 0;
     Grid g = step_grid(c, r);
     for (size_t s = 0; s < r->p; s++) {
         double busy = before, sum, gather, update;
-        const StepPieces *x = step_pieces(c, r, step_group(c, &g, s, 't'), memo);
+        const StepPieces *x = step_pieces(c, r, &g, s, memo);
         for (size_t n = 0; n < r->v; n++) {
             size_t i = step_chunk(r, s, n);
             double layers = (double)step_chunk_layers(r, i), first = i == 0,
@@ -514,7 +669,7 @@ static inline double step_bound(const Cluster *c, const StepLayout *r, StepMemo 
 
 // Bytes of a message of one tensor rank to the next stage.
 static inline double step_message(const StepLayout *r) {
-    double whole = 2.0 * (double)(r->micro_batch * r->T) * (double)r->C;
+    double whole = 2.0 * (double)(r->micro_batch * step_tokens(r)) * (double)r->C;
     return r->sequence_parallel || (r->scatter_gather && r->t > 1) ? whole / (double)r->t : whole;
 }
 
@@ -540,7 +695,7 @@ static inline void step_sharded(const Cluster *c, const StepLayout *r, size_t m,
     StepPieces pieces[1];
     StepMemo memo = {pieces, 1};
     memset(pieces, 0, sizeof pieces);
-    const StepPieces *x = step_pieces(c, r, step_group(c, &g, 0, 't'), &memo);
+    const StepPieces *x = step_pieces(c, r, &g, 0, &memo);
     size_t shards = step_shards(r), replicas = r->d / shards;
     Placement data = placement_stride(c, 0, 1, shards, r->ranks);
     Placement copies = placement_stride(c, 0, shards, replicas, r->ranks);
@@ -597,7 +752,7 @@ static inline void step_sharded(const Cluster *c, const StepLayout *r, size_t m,
 // The step's time, or an error where the layout is none.
 static inline bool step_simulate(const Cluster *c, const StepLayout *r, StepTime *out, Error *err) {
     if (!step_check(r, err)) return false;
-    size_t chunks = r->p * r->v, m = r->global_batch / (r->micro_batch * r->d);
+    size_t chunks = r->p * r->v, m = step_micros(r);
     if (r->shard) {
         step_sharded(c, r, m, out);
         return true;

@@ -4,7 +4,7 @@
 # them in the same order; on three made clusters the right choice is known, and so is why nothing
 # fits. Ends with `N passed, N failed`.
 # needs: tools/plan bf16/train_gpt_3d bf16/train_zero_bubble bf16/train_fsdp bf16/train_llama
-# needs: bf16/train_muon bf16/train_v
+# needs: bf16/train_muon bf16/train_v bf16/train_5d
 # shellcheck disable=SC2086  # flags are words
 . "$(dirname "$0")/report.sh"
 cpu_only 'it simulates, on the CPU'
@@ -15,6 +15,7 @@ trainer() {
     [[ $* == *--shard* ]] && name=train_fsdp
     [[ $* == *--data* && $* != *--tensor* && $* != *--shard* ]] && name=train_muon
     [[ $* == *--model* ]] && name=train_llama
+    [[ $* == *--expert-parallel* ]] && name=train_5d
     "${build/fp32/bf16}/$name" "$@"
 }
 
@@ -128,6 +129,42 @@ agree 'Llama, Qwen2 and 3, Mistral, Nemotron-4' 60 4 < <(
     beside '--model qwen3-1.7b --seq 4096' dgx-h100 16 64 '--tensor'
     beside '--model mistral-7b --seq 8192' dgx-h100 32 64 '--tensor'
     beside '--model nemotron-4-15b --seq 4096' dgx-h100 64 256 '--tensor')
+# Mixtures of experts by train_5d: experts and sequences cut over ranks of a node and of several,
+# with and without tensor ranks, whose places and whose gradients of experts are another group's.
+agree 'mixtures of experts' 7 3 < <(
+    qwen='--model qwen3-30b-a3b --seq 4096' mixtral='--model mixtral-8x7b --seq 4096'
+    one='--tensor 1 --micro-batch 1 --zero 1'
+    two='--tensor 2 --micro-batch 1 --zero 1 --sequence-parallel 1 --pipeline 2'
+    beside "$qwen" dgx-h100 64 64 --tensor $one --pipeline 1 --expert-parallel 16 --context 1 \
+        --recompute layer
+    beside "$qwen" dgx-h100 64 64 --tensor $one --pipeline 2 --expert-parallel 8 --context 4 \
+        --recompute gelu --virtual 6
+    beside "$mixtral" dgx-h100 64 128 --tensor $one --pipeline 4 --expert-parallel 8 --context 1 \
+        --recompute none --virtual 8
+    beside "$mixtral" dgx-h100 64 64 --tensor $two --expert-parallel 8 --context 4 \
+        --recompute layer --schedule 1f1b
+    beside '--model mixtral-8x7b --seq 8192 --layers 4' dgx-h100 16 4 --tensor $one --pipeline 1 \
+        --expert-parallel 8 --context 16 --recompute layer
+    beside "$mixtral" dgx-h100 64 64 --tensor $two --expert-parallel 2 --context 2 \
+        --recompute layer --virtual 4
+    beside "$qwen" dgx-a100 64 128 --tensor --tensor 2 --pipeline 1 --micro-batch 1 --zero 1 \
+        --expert-parallel 32 --context 1 --recompute layer --sequence-parallel 0)
+# The best plan of 235B parameters, with its reasons. Half a minute is its bound on a quiet machine.
+began=$SECONDS
+build/tools/plan --model qwen3-235b-a22b --cluster eos-2025 --gpus 512 --batch 1536 --seq 4096 \
+    >"$dir/out" 2>"$dir/err"
+[ $? = 0 ] && [ $((SECONDS - began)) -le 90 ]
+report $? "Qwen3-235B on 512 GPUs has a plan within $((SECONDS - began)) s"
+e=$(sed -n 's/^train: .*--expert-parallel \([0-9]*\) .*/\1/p' "$dir/out")
+grep -qE "^  e = ${e:-0} .* MB .* experts, .* GiB with their gradients" "$dir/out" &&
+    grep -qE '^  c = [0-9]+ .* of 4096 tokens' "$dir/out"
+report $? "it says what experts and sequences send: e = $e"
+grep -qE '^  half e +(does not fit|\+[0-9])' "$dir/out" &&
+    grep -qE '^  twice e +\+[0-9.]+%' "$dir/out" &&
+    grep -qE '^  twice c +\+[0-9.]+%' "$dir/out" &&
+    grep -qE '^  drop no token +does not fit' "$dir/out"
+report $? "and why no others: $(grep -E '^  (half|twice) [ce]' "$dir/out" | tr '\n' ';')"
+
 # Two chunks a stage in a V: the memory of both ends of the model on stage 0, and of twice as many
 # pairs of micro-batch and chunk.
 agree 'chunks in a V' 25 4 < <(
@@ -454,6 +491,18 @@ refused 2 'leave out --tensor' --model gpt2 --cluster dgx-a100 --gpus 8 --batch 
     --optimizer muon --tensor 2
 refused 2 'leave out --tensor' --model llama-3.2-1b --cluster dgx-a100 --gpus 8 --batch 8 \
     --optimizer muon
+refused 1 'expert-parallel 3 does not divide --experts 8' --model mixtral-8x7b \
+    --cluster dgx-h100 --gpus 64 --batch 64 --expert-parallel 3
+refused 1 'context 3 does not divide the 64 data ranks' --model mixtral-8x7b \
+    --cluster dgx-h100 --gpus 64 --batch 64 --context 3 --tensor 1 --pipeline 1
+refused 1 'needs --zero 1' --model mixtral-8x7b --cluster dgx-h100 --gpus 64 --batch 64 \
+    --expert-parallel 8 --zero 0 --data 64
+refused 1 'train_5d has the schedules gpipe, 1f1b and interleaved' --model mixtral-8x7b \
+    --cluster dgx-h100 --gpus 64 --batch 64 --schedule zb-h1
+refused 2 'for a mixture of experts' --model llama-3.1-8b --cluster dgx-h100 --gpus 64 \
+    --batch 64 --expert-parallel 2
+refused 2 'from 0 to 128' --model mixtral-8x7b --cluster dgx-h100 --gpus 64 --batch 64 \
+    --capacity none
 refused 1 'muon makes data ranks of all 8 GPUs' --model gpt2 --cluster dgx-a100 --gpus 8 \
     --batch 12 --optimizer muon
 refused 1 'no number of GPUs' --model ptdp-39b --cluster dgx-a100 --gpus 64 --batch 64 \
