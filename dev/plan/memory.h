@@ -199,9 +199,9 @@ static inline void candidate_sizes(five::GPT *m, const Candidate *x) {
     if (!candidate_5d(x, &m->opt, &m->flags, &err)) abort();  // candidate_refused asked
     m->model = candidate_mixture()->model;
     m->config.spec = &candidate_mixture()->model.llama.spec;
-    m->cut = m->flags.context;
+    m->context.cut = m->flags.context;
     m->moe = {m->model.E, m->model.k, step_places(&x->run), 0, 0, m->model.normalised};
-    m->e = x->run.e;
+    m->experts.e = x->run.e;
     trainer_sizes(m, x->run.t);
     five::set_sizes(m, x->run.t);
 }
@@ -225,7 +225,7 @@ static inline void candidate_shard(five::GPT *m, const Candidate *x, Shard mine)
         table_free(&k->table);
         mine.e = mine.t;
         k->table = table_make(&m->config, mine);
-        table_keep_experts(&k->table, m->moe.E, m->e, 0);
+        table_keep_experts(&k->table, m->moe.E, m->experts.e, 0);
         memcpy(k->key, key, sizeof key);
         if (r->stages[0]) k->key[0] = 0;  // its layers are not in the key
     }

@@ -36,7 +36,9 @@ namespace fsdp {
 namespace muon {
 #include "dev/lessons/train_muon.cu"
 }
+#include "llmc/host/documents.h"
 #include "llmc/host/tokenizer_kinds.h"
+#include "llmc/kernels/documents.cuh"
 #include "llmc/kernels/head_norm.cuh"
 #include "llmc/kernels/rope.cuh"
 #include "llmc/kernels/swiglu.cuh"
@@ -44,9 +46,10 @@ namespace muon {
 namespace llama {
 #include "dev/lessons/train_llama.cu"
 }
-#include "llmc/kernels/context.cuh"
-#include "llmc/kernels/moe.cuh"
 #include "llmc/model_5d.h"
+#include "llmc/trainer/context_ranks.cuh"
+#include "llmc/trainer/expert_ranks.cuh"
+#include "llmc/trainer/moe_statistics.cuh"
 namespace five {
 #include "dev/lessons/train_5d.cu"
 }

@@ -28,7 +28,8 @@ typedef struct {
 } OpList;
 
 static inline void ops_add(OpList *list, const char *name, TimePart part, double seconds) {
-    if (list->count == OPS_MAX || seconds <= 0) return;
+    if (seconds <= 0) return;
+    if (list->count == OPS_MAX) abort();  // no layer has as many
     LayerOp op = {name, part, seconds};
     list->op[list->count++] = op;
 }
