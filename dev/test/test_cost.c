@@ -353,8 +353,9 @@ static void test_networks(Check *c) {
           "and so do messages");
     // p = 2, d = 16: stage 0 has the nodes with InfiniBand, stage 1 one with RoCE and one with
     // Ethernet
-    StepLayout r = {32, 5, 1024, 16, 256, 128, 32, 1, 1, 2, 16, 1, LAYER_KEEPS, false, false, false,
-                    SCHEDULE_1F1B, 0, false, "", 0, 0, false, false, 0, 0, "", false};
+    StepLayout r = {.ranks = 32, .layers = 5, .C = 1024, .NH = 16, .T = 256, .vocabulary = 128,
+                    .global_batch = 32, .micro_batch = 1, .t = 1, .p = 2, .d = 16, .v = 1,
+                    .schedule = SCHEDULE_1F1B};
     Grid g = step_grid(&all, &r);
     double sum[2], gather, update;
     for (size_t s = 0; s < 2; s++) step_data(&all, &r, &g, s, &sum[s], &gather, &update);
@@ -502,8 +503,8 @@ static void test_collectives(Check *c) {
 
 static void test_layers(Check *c) {
     Cluster x = simple();
-    LayerShape s = {2, 1024, 1024, 16, 1, 1024, false, false, LAYER_KEEPS,
-                    placement_stride(&x, 0, 1, 1, 8), 0, 0, false, false};
+    LayerShape s = {.B = 2, .T = 1024, .C = 1024, .NH = 16, .t = 1, .vocabulary = 1024,
+                    .tensor = placement_stride(&x, 0, 1, 1, 8)};
     OpList o;
     double groups[TIME_PARTS] = {0}, sum = 0;
     layer_operations(&o, &x, &s, false);
@@ -587,9 +588,9 @@ static void test_layers(Check *c) {
 
 // Layers of equal cost, and next to nothing at the ends: 4 stages of 2 layers, 8 micro-batches.
 static StepLayout equal_stages(size_t v) {
-    StepLayout r = {4, 8, 4096, 32, 256, 128, 8, 1, 1, 4, 1, v, LAYER_KEEPS, false, false, false,
-                    v > 1 ? SCHEDULE_INTERLEAVED : SCHEDULE_1F1B, 0, false, "", 0, 0, false, false,
-                    0, 0, "", false};
+    StepLayout r = {.ranks = 4, .layers = 8, .C = 4096, .NH = 32, .T = 256, .vocabulary = 128,
+                    .global_batch = 8, .micro_batch = 1, .t = 1, .p = 4, .d = 1, .v = v,
+                    .schedule = v > 1 ? SCHEDULE_INTERLEAVED : SCHEDULE_1F1B};
     return r;
 }
 
@@ -623,10 +624,9 @@ static void test_steps(Check *c) {
     step_simulate(&x, &queued, &time, &err);
     check(c, fabs(time.seconds / (2 * (8 + 2) * step_message(&queued)) - 1) < 1e-3,
           "messages beside compute follow each other: 8 by 3 links each way, %.3g s", time.seconds);
-    StepLayout data = {
-        16,    2,           1024,  16,    256,   128,           32, 1,     1,  1, 16,
-        1,     LAYER_KEEPS, false, false, false, SCHEDULE_1F1B, 0,  false, "", 0, 0,
-        false, false,       0,     0,     "",    false};
+    StepLayout data = {.ranks = 16, .layers = 2, .C = 1024, .NH = 16, .T = 256, .vocabulary = 128,
+                       .global_batch = 32, .micro_batch = 1, .t = 1, .p = 1, .d = 16, .v = 1,
+                       .schedule = SCHEDULE_1F1B};
     x = simple();
     step_simulate(&x, &data, &time, &err);
     x.nic_collective_bandwidth /= 2;
