@@ -83,6 +83,7 @@ static inline bool candidate_5d(const Candidate *x, Options *o, Options5D *flags
     memset(flags, 0, sizeof *flags);
     flags->llama.model = x->llama;
     flags->context.c = step_context(&x->run);
+    flags->context.ring = 1;  // the trainer's default, and all that the light simulation knows
     flags->e = x->run.e;
     flags->capacity = x->run.capacity;
     bool made = mixture->place == x->llama;
