@@ -75,8 +75,9 @@ report $? "SIGTERM to one of 2 ranks in a step of $step ms: code $code after $to
 
 for signal in INT USR1; do
     [ $signal$open_mpi = INT0 ] && continue
-    # mpirun passes an interrupt on 3 s later, and reports the job as failed.
-    [ $signal = INT ] && export OMPI_MCA_odls_base_sigkill_timeout=3
+    # mpirun passes an interrupt on 8 s later, kills the ranks after 8 more, and reports the job as
+    # failed. A step and its checkpoint take up to 3 s on a busy machine.
+    [ $signal = INT ] && export OMPI_MCA_odls_base_sigkill_timeout=8
     train 4 $slow --tensor 2 --pipeline 2 --steps 100
     await have_steps 1
     sleep "$(awk "BEGIN { print $step / 4000 }")"
