@@ -1174,7 +1174,7 @@ static void connect(GPT *m) {
 
     context_create(m, &m->context);
     if (m->moe.E)
-        experts_create(m, &m->experts);
+        experts_create(m, &m->experts, m->tensor);
 
     // To load a kernel beside a receive that waits may hang, so all are loaded before links exist.
     trainer_warm_up(m, run_batch);

@@ -259,6 +259,8 @@ static inline void dimension_costs(const Search *s, const Candidate *x,
     double keys = (double)(shape.B * shape.T) * ((double)layer_qkv(&shape) -
                                                  (double)layer_heads(&shape));
     double experts = (double)r->e, d = (double)r->d;
+    double routed = e * (double)shape.places * (double)r->C;
+    double parts = shape.gather > 0 ? t : 1;  // of t tensor ranks each exchanges a part
     step_data(c, r, &g, 0, &sum, &gather, &update);
     CollectiveKind kind = r->sequence_parallel ? COLLECTIVE_ALL_GATHER : COLLECTIVE_ALL_REDUCE;
     double calls = r->sequence_parallel ? 4 : 2;
@@ -268,8 +270,8 @@ static inline void dimension_costs(const Search *s, const Candidate *x,
         {'t', r->t, 4 * e * rows * (t - 1) / t,
          r->t > 1 ? calls * layer_collective(c, &shape, kind) : 0},
         {'c', r->c, e * keys * (cut - 1), (cut - 1) * shape.ring[RING_KEYS]},
-        {'e', r->e, 2 * e * (double)shape.places * (double)r->C * (experts - 1) / experts,
-         2 * shape.exchange},
+        {'e', r->e, 2 * routed * ((experts - 1) / experts / parts + (parts - 1) / parts),
+         2 * (shape.exchange + shape.gather)},
         {'p', r->p, r->p > 1 ? e * rows / t : 0, r->p > 1 ? step_send(c, r, &g, 0) : 0},
         {'d', r->d, (c->gradient_bytes + e) * (dense + held), sum + gather},
     };

@@ -72,6 +72,8 @@ typedef struct {
                                 // and the rows that all of them have for its tokens
     size_t c;                   // ranks of which each has T of a sequence's tokens; 0 or 1: alone
     double exchange, count;     // s: of an all-to-all of experts' rows, of counting their tokens
+    double gather;              // s: of gathering, or summing, these rows over the tensor ranks, of
+                                // which each exchanges a part; 0: each exchanges all
     double ring[3];             // s of a step of the ring: with keys, and gradients, and both
 } LayerShape;
 
@@ -253,6 +255,21 @@ static inline void ops_experts_gemm(OpList *o, const Cluster *c, const LayerShap
     ops_add(o, name, TIME_GEMM, (double)s->El * cost_gemm(c, M, N, K, LAYER_WIDTH));
 }
 
+// Adds the way of rows to their experts, and the way back, which begins with zeros.
+static inline void ops_dispatch(OpList *o, const Cluster *c, const LayerShape *s) {
+    double bytes = LAYER_WIDTH * (double)s->places * (double)s->C;
+    ops_memory(o, c, "to places", c->elementwise_efficiency, 2 * bytes);
+    ops_add(o, "dispatch", TIME_PIPELINE, s->exchange);
+    ops_add(o, "all-gather", TIME_TENSOR, s->gather);
+}
+
+static inline void ops_combine(OpList *o, const Cluster *c, const LayerShape *s) {
+    double bytes = LAYER_WIDTH * (double)s->places * (double)s->C;
+    ops_add(o, "reduce-scatter", TIME_TENSOR, s->gather);
+    if (s->gather > 0) ops_memory(o, c, "to places", c->elementwise_efficiency, bytes);
+    ops_add(o, "combine", TIME_PIPELINE, s->exchange);
+}
+
 // Adds experts' forward, whose results come back before a recomputation may end.
 static inline void ops_experts_forward(OpList *o, const Cluster *c, const LayerShape *s) {
     size_t C = s->C, F = layer_hidden(s), rows = s->places / s->El;
@@ -261,12 +278,11 @@ static inline void ops_experts_forward(OpList *o, const Cluster *c, const LayerS
     ops_memory(o, c, "router", share, e * N * (double)C);
     ops_memory(o, c, "router", share, (8 * (double)s->k + 4) * N * (double)s->E);
     ops_add(o, "all-reduce", TIME_TENSOR, s->count);
-    ops_memory(o, c, "to places", share, 2 * e * R * (double)C);
-    ops_add(o, "dispatch", TIME_PIPELINE, s->exchange);
+    ops_dispatch(o, c, s);
     ops_experts_gemm(o, c, s, "fc", rows, 2 * F, C);
     ops_memory(o, c, "gelu", c->softmax_efficiency, 3 * e * R * (double)F);
     ops_experts_gemm(o, c, s, "fcproj", rows, C, F);
-    ops_add(o, "combine", TIME_PIPELINE, s->exchange);
+    ops_combine(o, c, s);
 }
 
 // Adds experts' backward, up to the gradient of their input. The sum over tensor ranks has only
@@ -277,15 +293,14 @@ static inline void ops_experts_backward(OpList *o, const Cluster *c, const Layer
     double share = c->elementwise_efficiency, k = (double)s->k;
     double added = c->accumulate_bytes * (double)(C * F) * (double)s->El;
     ops_memory(o, c, "router", share, (1 + k) * e * N * (double)C);
-    ops_memory(o, c, "to places", share, 2 * e * R * (double)C);
-    ops_add(o, "dispatch", TIME_PIPELINE, s->exchange);
+    ops_dispatch(o, c, s);
     ops_experts_gemm(o, c, s, "input gradient", rows, F, C);
     ops_experts_gemm(o, c, s, "weight gradient", F, C, rows);
     ops_memory(o, c, "gelu", c->softmax_efficiency, 5 * e * R * (double)F);
     ops_experts_gemm(o, c, s, "input gradient", rows, C, 2 * F);
     ops_experts_gemm(o, c, s, "weight gradient", C, 2 * F, rows);
     if (s->add) ops_memory(o, c, "add gradient", share, 3 * added);
-    ops_add(o, "combine", TIME_PIPELINE, s->exchange);
+    ops_combine(o, c, s);
     ops_memory(o, c, "router", share, (1 + k) * e * N * (double)C);
     CollectiveKind sum = s->sequence_parallel ? COLLECTIVE_REDUCE_SCATTER : COLLECTIVE_ALL_REDUCE;
     ops_beside(o, c, s, "weight gradient", cost_memory(c, share, e * N * (double)C), 0,

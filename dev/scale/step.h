@@ -247,8 +247,14 @@ static inline void step_neighbours(const Cluster *c, const StepLayout *r, const 
             size_t rank = g->d_rank - g->d_rank % r->e + i;
             if (rank != g->d_rank) to[count++] = (size_t)grid_rank_at(g, 0, rank, stage);
         }
-        double bytes = (double)LAYER_WIDTH * (double)(s->El * places) * (double)r->C;
+        // Of t tensor ranks each exchanges a part of the rows, if t divides them.
+        size_t parts = r->e > 1 && places % r->t == 0 ? r->t : 1;
+        double row = (double)LAYER_WIDTH * (double)r->C;
+        double bytes = row * (double)(s->El * places / parts);
         s->exchange = step_messages(c, g, here, to, count, bytes);
+        if (parts > 1)
+            s->gather = cost_collective(c, COLLECTIVE_ALL_GATHER, row * (double)s->places,
+                                        s->tensor);
     }
     s->c = cut;
     if (cut == 1) return;

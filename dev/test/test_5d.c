@@ -328,7 +328,7 @@ static const Row ROWS[] = {
     {WINDOW_DOCUMENTS, 1, 1, 1, 1, 1, 2, "", 1},
     {WINDOW, 1, 2, 1, 2, 1, 2, "", 1},
     {WINDOW_DOCUMENTS, 1, 2, 1, 2, 1, 2, "--recompute layer", 1},
-    {WINDOW_DOCUMENTS, 2, 4, 1, 4, 1, 1, "--sequence-parallel 1", 0},
+    {WINDOW_DOCUMENTS, 2, 4, 1, 4, 1, 1, "--sequence-parallel 1", 2},
     {WINDOW_DOCUMENTS, 2, 2, 2, 2, 1, 1, "--context-by ulysses --virtual 2", 1},
     {MOE_DOCUMENTS, 1, 1, 1, 1, 1, 2, "", 1},
     {MOE_DOCUMENTS, 1, 2, 1, 2, 1, 1, "", 1},
