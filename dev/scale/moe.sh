@@ -69,6 +69,8 @@ awk -F, '
         if (!(group in n)) order[++groups] = group
         sum[group] += e
         n[group]++
+        total += e
+        rows++
     }
     END {
         for (i = 1; i <= groups; i++) {
@@ -77,5 +79,6 @@ awk -F, '
             printf "| %s, mean of %d | | | | | | %.1f%% |\n", name, n[group],
                    100 * sum[group] / n[group]
         }
+        printf "| all, mean of %d | | | | | | %.1f%% |\n", rows, 100 * total / rows
     }' \
     dev/scale/predicted_moe.csv dev/scale/rows_moe.csv
