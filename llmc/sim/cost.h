@@ -60,7 +60,7 @@ static inline double cost_waves(const Cluster *c, double tiles) {
 // waves of 128 x 128 or 256 x 128 tiles of the output, the faster. gemm_depth is the cost
 // of a tile besides its K steps: filling the pipeline, writing the result. The lower bound
 // is reading and writing the three matrices once. An unaligned K costs whole steps. Fitted
-// on 7371 (A100) and 8775 (GH200) timed shapes: doc/lab/virtual_time.md, "GEMM".
+// on 7371 (A100) and 8775 (GH200) timed shapes: dev/scale/README.md, "The laws".
 static inline double cost_gemm(const Cluster *c, size_t M, size_t N, size_t K,
                                size_t width) {
     if (M == 0 || N == 0 || K == 0) return 0;
