@@ -114,6 +114,7 @@ cases=(
     "#layout?$long&tensor=3&data=4&pipeline=1&context=4&recompute=gelu&sp=1&$bf16|dry"
     "#layout?$mixtral&layers=4&tensor=1&data=4&pipeline=1&context=3&expert=4&$bf16|refused"
     "#layout?$mixtral&layers=4&tensor=1&data=2&pipeline=1&context=1&expert=4&$bf16|refused"
+    "#layout?$mixtral&layers=4&tensor=1&data=4&pipeline=1&capacity=x&$bf16|refused"
     "#layout?$long&tensor=1&data=4&pipeline=1&context=1&expert=2&sp=0&$bf16|refused"
     "#layout?model=smollm2-135m&tensor=2&data=1&pipeline=1&$bf16|refused"
     "#layout?model=llama-3.2-1b&tensor=1&data=1&pipeline=2&schedule=zb-h1&global=8&$bf16|refused"
