@@ -118,8 +118,7 @@ static struct {
     const Job *job;    // of the rank that layout_rank looks at
 } plan;
 
-// Returns the data rank that stands `further` places behind this one's in a group of some of
-// them.
+// Returns the data rank `further` places behind this one's in a group of some data ranks.
 static size_t data_rank_behind(const Grid *g, int group, size_t further) {
     size_t size = group == GROUP_CONTEXT || group == GROUP_CONTEXT_SUMS ? plan.c : plan.e;
     size_t among = g->d_rank % size, first = g->d_rank - among;
@@ -174,8 +173,9 @@ static void add_rank(Sent sums[GROUP_COUNT][NCCL_MPI_OPS], size_t rank) {
     }
 }
 
-// What train_5d has and the others have not: experts of a layer, ranks that share them out; in the
-// place of start_keys, which reads a batch, its buffer; what a rank holds.
+// train_5d alone has experts and cut sequences. experts_of returns the experts of a layer and the
+// ranks that share them out; set_keys takes a buffer in the place of start_keys, which reads a
+// batch; tell_own says which experts and tokens a rank has.
 typedef struct {
     size_t E, e;
 } Experts;
@@ -195,7 +195,9 @@ static void tell_own(const five::GPT *m) {
         if (expert < first) first = expert;
         if (expert > last) last = expert;
     }
-    if (m->moe.E)
+    if (m->moe.E && first == last)
+        fprintf(stderr, ", expert %zu of %zu in each layer", first, m->moe.E);
+    else if (m->moe.E)
         fprintf(stderr, ", experts %zu-%zu of %zu in each layer", first, last, m->moe.E);
     if (plan.c == 1) return;
     const size_t at[] = {0, T / 2 - 1, T / 2, T - 1};
@@ -206,7 +208,7 @@ static void tell_own(const five::GPT *m) {
 }
 #endif
 
-// Says in stderr_text what part of the model a rank holds.
+// Says in stderr_text which part of the model a rank holds.
 static void tell_held(const Trainer *m, const PipelinePlan *held) {
     stderr_text[0] = 0;
     for (size_t c = 0; c < held->chunks; c++) {
@@ -360,8 +362,8 @@ template <class Model> static void show_rank(int rank) {
     if (plan.trainer == TRAINER_5D) connect_rank(m);
 }
 
-// Returns the traffic and the bytes of one rank of the layout above, and says in stderr_text what
-// it holds. Data ranks differ a little: the norm keeps a list of the pieces of tensors that they
+// Returns the traffic and the bytes of one rank of the layout above. stderr_text says what it
+// holds. Data ranks differ a little: the norm keeps a list of the pieces of tensors that they
 // own.
 extern "C" const Layout *layout_rank(int rank) {
     memset(plan.result->rank, 0, sizeof plan.result->rank);

@@ -59,7 +59,7 @@ chromium=$(command -v chromium || command -v chromium-browser || command -v goog
 golden='heads=4&channels=32&vocab=61&seq=24&micro=2&global=8&sp=0&recompute=none'
 small='heads=4&channels=128&vocab=257&seq=64&micro=4&global=16&sp=0&recompute=none'
 middle='heads=8&channels=512&vocab=50257&seq=512&micro=4&global=32&sp=0&recompute=none'
-five='model=mixtral-8x7b&heads=8&channels=64&vocab=61&seq=24&micro=2&global=8&recompute=none'
+five='model=mixtral-8x7b&heads=8&channels=16&vocab=61&seq=24&micro=2&global=8&recompute=none'
 experts='model=qwen3-30b-a3b&channels=256&vocab=257&seq=64&micro=1&global=8&recompute=none'
 long='model=smollm2-135m&seq=512&micro=1&global=8'
 # What several cases have in common.
@@ -127,8 +127,8 @@ cases=(
     "#layout?$golden&layers=4&tensor=2&data=1&pipeline=3&schedule=zb-h1&global=6&$fp32|traffic"
     "#layout?$golden&layers=4&tensor=4&data=1&pipeline=2&sp=1&recompute=layer&$bf16|traffic"
     "#layout?$golden&layers=4&tensor=2&data=2&pipeline=2&order=dpt&recompute=gelu&$fp32|traffic"
-    "#layout?$five&layers=2&tensor=2&data=4&pipeline=1&context=2&expert=4&sp=1&$bf16|traffic"
-    "#layout?$five&layers=3&tensor=1&data=4&pipeline=2&context=4&expert=2&sp=0&$bf16|traffic"
+    "#layout?$five&layers=1&tensor=2&data=4&pipeline=1&context=2&expert=4&sp=1&$bf16|traffic"
+    "#layout?$five&layers=2&tensor=1&data=4&pipeline=2&context=4&expert=2&sp=0&$bf16|traffic"
     "#layout?$small&layers=4&tensor=3&data=1&pipeline=1&$fp32|refused"
     "#layout?$small&layers=4&tensor=x&data=1&pipeline=1&$fp32|refused"
     "#layout?$small&layers=4&tensor=1&data=1&pipeline=3&virtual=2&$fp32|refused"
