@@ -69,8 +69,9 @@ function layoutQuestion(values) {
                                     : number(values, "node", "GPUs a node", 1, 1e6, true);
     const trainer = trainerOf(values);
     if (trainer < 2 && isCut(values))
-        throw new Refusal("context", "c and e are train_5d's: choose a model of Llama's kind, such " +
-                                     "as llama-3.1-8b, or one with experts, such as mixtral-8x7b");
+        throw new Refusal("context", "c and e are train_5d's: choose a model of Llama's kind, " +
+                                     "such as llama-3.1-8b, or one with experts, such as " +
+                                     "mixtral-8x7b");
     if (trainer === 3 && values.precision !== "bf16")
         throw new Refusal("precision", "precision: this page has train_5d in bf16 only");
     const line = (flagsOf(values) + " --dry-run").trim();
