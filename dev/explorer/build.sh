@@ -34,19 +34,20 @@ compile -std=gnu11 -O3 -o "$dir/schedule.o" dev/explorer/schedule.c
 compile -std=gnu11 -Os -o "$dir/context.o" dev/explorer/context.c
 for precision in fp32 bf16; do
     renamed=()
-    for name in run rank place buffers; do renamed+=("-Dlayout_$name=layout_${name}_$precision"); \
-        done
+    for name in run rank group place buffers; do
+        renamed+=("-Dlayout_$name=layout_${name}_$precision")
+    done
     compile -x c++ -std=c++17 -Oz -fno-exceptions -fno-rtti -fno-threadsafe-statics -Idev/explorer \
         "${renamed[@]}" \
         "-DPRECISION_${precision^^}" -o "$dir/layout_$precision.o" dev/explorer/layout.cu
 done
-compile -x c++ -std=c++17 -O2 -fno-exceptions -fno-rtti -fno-threadsafe-statics -Idev/explorer \
-    -DPRECISION_BF16 \
-    -o "$dir/plan.o" dev/explorer/plan.cu
+# Fewer functions are inlined: the page has 11 KB less, and a search is as fast as with -O2.
+compile -x c++ -std=c++17 -Os -mllvm -inlinehint-threshold=40 -fno-exceptions -fno-rtti \
+    -fno-threadsafe-statics -Idev/explorer -DPRECISION_BF16 -o "$dir/plan.o" dev/explorer/plan.cu
 exports=()
 for name in stderr_text schedule_text command_text schedule_run schedule_result schedule_list \
     compare_run ring_run context_run \
-            layout_{run,rank,place,buffers}_{fp32,bf16} \
+            layout_{run,rank,group,place,buffers}_{fp32,bf16} \
                 plan_{text,cluster,time,beside,search,rows,flags}; do
     exports+=("--export=$name")
 done
@@ -57,15 +58,16 @@ printf '%s\n' pow cos exp log log2 fmod exit _exit page_seconds tell_progress >"
 
 gzip -9n <"$dir/explorer.wasm" | base64 -w 0 >"$dir/wasm"  # the browser unpacks it
 
-# Tables from their one source: the models of the trainers' --model (those of train_llama use 8192
-# positions at most), clusters, and lines of functions that the page points to.
+# Tables from their one source: the models of the trainers' --model (those of train_llama and
+# train_5d use 8192 positions at most), clusters, and lines of functions that the page points to.
 # Models NAMES < rows of layers, heads, channels, T, vocabulary: names that have no layers are left
 # out
 models() {
     paste -d ' ' <(tr '|' '\n' <<<"$1") - | awk \
         '$2 { printf "    \"%s\": [%s, %s, %s, %s, %s],\n", $1, $2, $3, $4, $5, $6 }'
 }
-names() { sed -n "/define $1/,/[^\\\\]\$/p" "$2" | grep -oE '"[^"]+"' | tr -d '"\n'; }
+names() { sed -n "/define $1/,/[^\\\\]\$/p" "$2" | grep -oE '"[^"]+"' | tr -d '"\n' |
+    sed 's/^|//'; }
 {
     echo 'const MODELS = {  // layers, heads, channels, T, vocabulary'
     known=$(names MODEL_NAMES llmc/host/options_table.h)
@@ -74,12 +76,18 @@ names() { sed -n "/define $1/,/[^\\\\]\$/p" "$2" | grep -oE '"[^"]+"' | tr -d '"
             awk '{ print $1, $3, $2, $6, $4 }')
     { head -n 4 <<<"$sizes"; echo "$sizes"; } | models "$known"
     echo '};'
+    # llamas FILE TABLE NAMES: those of a table, which have these names.
+    llamas() {
+        sed -n "/ $2\\[/,/};/p" "$1" | grep -oE '\{[A-Z0-9]+, ([0-9]+, ){7}' | tr -d '{,' |
+            awk '{ print $2, $4, $3, $8 < 8192 ? $8 : 8192, $7 }' | models "$(names "$3" "$1")"
+    }
     echo 'const LLAMAS = {'
-    sed -n '/ LLAMA_SIZES\[/,/};/p' llmc/llama.h | grep -oE '\{[A-Z0-9]+, ([0-9]+, ){7}' |
-        tr -d '{,' |
-        awk '{ print $2, $4, $3, $8 < 8192 ? $8 : 8192, $7 }' |
-            models "$(names LLAMA_NAMES llmc/llama.h)"
+    llamas llmc/llama.h LLAMA_SIZES LLAMA_NAMES
     echo '};'
+    echo 'const MIXTURES = {'
+    llamas llmc/model_5d.h MOE_SIZES NAMES_5D
+    echo '};'
+    echo 'Object.assign(LLAMAS, MIXTURES);'
     echo 'Object.assign(MODELS, LLAMAS);'
     # Most clusters have the same constants: their names once, then a row for each cluster.
     for file in dev/clusters/*.json; do
@@ -105,7 +113,7 @@ names() { sed -n "/define $1/,/[^\\\\]\$/p" "$2" | grep -oE '"[^"]+"' | tr -d '"
     pointed='run_batch|link_receive|link_send|forward|backward|tensor_sum|f_backward_begin'
     pointed+='|own_buckets|layout|layout_acts'
     for file in train_gpt_tp.cu train_gpt_pp.cu train_gpt_3d.cu dev/lessons/train_zero_bubble.cu \
-        dev/lessons/train_llama.cu; do
+        dev/lessons/train_{llama,5d}.cu; do
         echo "    \"$file\": {"
         grep -noE "^static [a-zA-Z *]*\b($pointed)\(" "$file" |
             sed -E 's/^([0-9]+):.* \*?([a-z_]+)\($/        \2: \1,/'

@@ -22,6 +22,7 @@ template <class T> struct initializer_list {
     const T *end() const { return last; }
 };
 }  // namespace std
+inline void *operator new(__SIZE_TYPE__, void *at) noexcept { return at; }
 
 // ---- CUDA ------------------------------------------------------------------------------
 
@@ -168,43 +169,54 @@ static inline int MPI_Allreduce(int, uint64_t *, int, int, int, int) { return 0;
 
 #define NCCL_OVER_MPI 1  // ranks may share a device, and their traffic is counted
 
-enum { GROUP_WORLD, GROUP_TENSOR, GROUP_DATA, GROUP_PIPELINE, GROUP_EMBEDDING, GROUP_COUNT };
+enum {
+    GROUP_WORLD,
+    GROUP_TENSOR,
+    GROUP_DATA,
+    GROUP_PIPELINE,
+    GROUP_EMBEDDING,
+    GROUP_CONTEXT,       // the ranks of a sequence: messages
+    GROUP_CONTEXT_SUMS,  // and sums
+    GROUP_EXPERTS,       // ranks that share out the experts
+    GROUP_EXPERT_DATA,   // ranks that hold the same experts
+    GROUP_COUNT
+};
 struct ncclComm {
-    int group, rank, size, to;  // to: of a link, the rank that receives
+    int group, rank, size;
+    const int *ranks;  // [size] of the job, in the order of their keys; NULL: all
 };
 
 // Equal calls of this rank since ncclMpiResetCounters. Calls with other counts are listed apart:
 // the bytes that a rank sends for an all-reduce depend on the remainder when its count is
-// divided.
+// divided. to: of a link's message the rank that receives; of another message how many ranks of
+// the group further the other rank is.
 typedef struct {
     int group, to, op, calls;
     size_t count, width;
 } Traffic;
-enum { TRAFFIC_MOST = 256 };
+enum { TRAFFIC_MOST = 1024 };
 static Traffic traffic[TRAFFIC_MOST];
 static int traffic_count;
-static int group_sizes[GROUP_COUNT];
 
 // From here on this process is rank `rank` of t x d x p.
 static inline void ranks_are(int rank, int t, int d, int p) {
-    const int sizes[GROUP_COUNT] = {t * d * p, t, d, 2, 2};
-    memcpy(group_sizes, sizes, sizeof sizes);
     ranks_rank = rank;
     ranks_size = t * d * p;
     traffic_count = 0;
 }
 
-static inline ncclResult_t traffic_add(ncclComm_t comm, int op, size_t count, int type) {
+static inline ncclResult_t traffic_add(ncclComm_t comm, int op, size_t count, int type,
+                                       int to = 0) {
     size_t width = NCCL_MPI_TYPES[type].bytes;
     for (int i = 0; i < traffic_count; i++) {
         Traffic *t = &traffic[i];
-        if (t->group != comm->group || t->to != comm->to || t->op != op) continue;
+        if (t->group != comm->group || t->to != to || t->op != op) continue;
         if (t->count != count || t->width != width) continue;
         t->calls++;
         return ncclSuccess;
     }
     if (traffic_count == TRAFFIC_MOST) return ncclInternalError;
-    traffic[traffic_count++] = {comm->group, comm->to, op, 1, count, width};
+    traffic[traffic_count++] = {comm->group, to, op, 1, count, width};
     return ncclSuccess;
 }
 
@@ -229,33 +241,41 @@ static inline ncclResult_t ncclReduce(const void *, void *, size_t count, ncclDa
                                       ncclRedOp_t, int, ncclComm_t comm, cudaStream_t) {
     return traffic_add(comm, NCCL_MPI_REDUCE, count, type);
 }
-static inline ncclResult_t ncclSend(const void *, size_t count, ncclDataType_t type, int,
-                                    ncclComm_t comm, cudaStream_t) {
-    return traffic_add(comm, NCCL_MPI_SEND, count, type);
+static inline ncclResult_t message_add(ncclComm_t comm, int op, size_t count, int type, int peer) {
+    bool link = comm->group == GROUP_PIPELINE;
+    int further = (peer - comm->rank + comm->size) % comm->size;
+    int to = link ? comm->ranks[1] : further;
+    return traffic_add(comm, op, count, type, to);
 }
-static inline ncclResult_t ncclRecv(void *, size_t count, ncclDataType_t type, int,
+static inline ncclResult_t ncclSend(const void *, size_t count, ncclDataType_t type, int peer,
                                     ncclComm_t comm, cudaStream_t) {
-    return traffic_add(comm, NCCL_MPI_RECV, count, type);
+    return message_add(comm, NCCL_MPI_SEND, count, type, peer);
+}
+static inline ncclResult_t ncclRecv(void *, size_t count, ncclDataType_t type, int peer,
+                                    ncclComm_t comm, cudaStream_t) {
+    return message_add(comm, NCCL_MPI_RECV, count, type, peer);
 }
 
-static inline ncclComm_t communicator(int group, int rank, int to) {
+static inline ncclComm_t communicator(int group, int rank, size_t size, const int *ranks) {
     ncclComm_t comm = (ncclComm_t)calloc(1, sizeof *comm);
-    *comm = {group, rank, group_sizes[group], to};
+    int *kept = (int *)calloc(size, sizeof *kept);
+    if (ranks) memcpy(kept, ranks, size * sizeof *kept);
+    *comm = {group, rank, (int)size, ranks ? kept : NULL};
     return comm;
 }
 static inline ncclResult_t ncclCommInitRank(ncclComm_t *comm, int, ncclUniqueId, int rank) {
-    return *comm = communicator(GROUP_WORLD, rank, 0), ncclSuccess;
+    return *comm = communicator(GROUP_WORLD, rank, (size_t)ranks_size, NULL), ncclSuccess;
 }
 // The trainers' keys are numbers within the group.
 static inline ncclResult_t ncclCommSplit(ncclComm_t, int color, int key, ncclComm_t *comm,
                                          ncclConfig_t *config) {
     static const char *const names[GROUP_COUNT] = {"world", "tensor", "data", "pipeline",
-                                                   "embedding"};
+                                                   "embedding", "context", "context sums",
+                                                   "experts", "expert data"};
     *comm = NULL;
     for (int group = 1; group < GROUP_COUNT && color >= 0; group++) {
         if (strcmp(config->commName, names[group]) != 0) continue;
-        *comm = communicator(group, key,
-                             group == GROUP_PIPELINE ? config->ranks[config->count - 1] : 0);
+        *comm = communicator(group, key, config->count, config->ranks);
     }
     return color < 0 || *comm ? ncclSuccess : ncclInvalidArgument;
 }

@@ -149,7 +149,7 @@ typedef struct {
     double loss, grad_norm, lr, ms, tokens;
 } StepReport;
 typedef struct {
-    int none;
+    FILE *json;
 } Log;
 // A run without signals and without work between its steps.
 DOES_NOTHING(bool, validation_goes_on, false)

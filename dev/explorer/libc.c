@@ -265,9 +265,10 @@ int vsnprintf(char *out, size_t size, const char *format, va_list args) {
                 end, negative ? 0 - (unsigned long long)value : (unsigned long long)value, 1);
             if (negative) *--start = '-';
             put_padded(&t, start, (size_t)(end - start), width, left, pad);
-        } else if (*format == 'f') {
+        } else if (*format == 'f' || *format == 'g') {
             double value = va_arg(args, double), scale = 1;
-            if (precision < 0) precision = 6;
+            bool short_form = *format == 'g';  // of numbers that 6 decimals tell
+            if (precision < 0 || short_form) precision = 6;
             for (int i = 0; i < precision; i++) scale *= 10;
             negative = value < 0;
             if (precision > 6 || !(__builtin_fabs(value) * scale < 9e18)) _exit(1);
@@ -279,6 +280,8 @@ int vsnprintf(char *out, size_t size, const char *format, va_list args) {
             }
             start = digits_of(start, whole / unit, 1);
             if (negative || plus) *--start = negative ? '-' : '+';
+            while (short_form && end[-1] == '0') end--;
+            if (short_form && end[-1] == '.') end--;
             put_padded(&t, start, (size_t)(end - start), width, left, pad);
         } else {
             _exit(1);

@@ -8,7 +8,8 @@ const KINDS = ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-auto", "zb-v", "v-ha
                "list", "v-list"];
 const byHand = kind => kind.endsWith("list");
 const inV = kind => KINDS.indexOf(kind) > 4 && kind !== "list";  // its chunks lie in a V
-const GROUPS = ["world", "tensor", "data", "pipeline", "embedding"];
+const GROUPS = ["world", "tensor", "data", "pipeline", "embedding", "context", "context sums",
+                "experts", "expert data"];
 const OPS = [
     "all-reduce", "reduce-scatter", "all-gather", "broadcast", "reduce", "send", "receive",
 ];
@@ -25,11 +26,13 @@ const BOXES = {
 };
 const THEMES = [
     {...BOXES, text: "#1f2933", muted: "#56616d", grid: "#e3e8ee", violet: "#6b3fa0",
-     orange: "#a83c15", share: "#bcd8f5", tokens: "#bfe8d6", paper: "#ffffff", ground: "#f3f5f8",
+     orange: "#a83c15", experts: "#7a5c00", alike: "#a3345a",
+     share: "#bcd8f5", tokens: "#bfe8d6", paper: "#ffffff", ground: "#f3f5f8",
      hatch: "#b4bec9", data: "#1f7a5c", node: 82, circle: "#d9a68f", border: "#76818d",
      focus: "#1b62b8"},
     {...BOXES, text: "#e4e9ef", muted: "#a3b0bd", grid: "#36424f", violet: "#bd9cf0",
-     orange: "#ff9d76", share: "#2b5580", tokens: "#1f5a45", paper: "#14191f", ground: "#222a33",
+     orange: "#ff9d76", experts: "#e0b84a", alike: "#ff8fb3",
+     share: "#2b5580", tokens: "#1f5a45", paper: "#14191f", ground: "#222a33",
      hatch: "#5d6b7a", data: "#63c9a2", node: 34, circle: "#8a5a45", border: "#8693a1",
      focus: "#7db5ff"},
 ];
@@ -47,14 +50,17 @@ const DEFAULTS = {
         model: "ptdp-7.5b", layers: "36", heads: "32", channels: "4096", vocab: "51200",
         seq: "2048", tensor: "4", data: "8", pipeline: "2", virtual: "1", micro: "2",
         global: "128", schedule: "", recompute: "layer", order: "tdp", precision: "bf16",
-        limit: "", cluster: "dgx-a100", node: "", memory: "", sp: "1", zero: "1",
+        limit: "", cluster: "dgx-a100", node: "", memory: "", sp: "1", zero: "1", context: "1",
+        expert: "1", capacity: "",
     },
     collectives: {op: "all-reduce", n: "4", size: "64"},
 };
 const MODEL_FIELDS = ["layers", "heads", "channels", "seq", "vocab"];  // as build.sh lists them
-// Layouts that fit: t, d, p, v, micro-batch, global batch. Those of ptdp are Table 1 of PTD-P
+// Layouts that fit: t, d, p, v, micro-batch, global batch; with experts c, e and the capacity that
+// the planner takes. Those of ptdp are Table 1 of PTD-P
 // (Narayanan et al. 2021).
-const LAYOUT_FIELDS = ["tensor", "data", "pipeline", "virtual", "micro", "global"];
+const LAYOUT_FIELDS = ["tensor", "data", "pipeline", "virtual", "micro", "global", "context",
+                       "expert", "capacity"];
 const LAYOUTS = {
     "gpt2": [1, 8, 1, 1, 4, 32],
     "gpt2-medium": [1, 8, 1, 1, 4, 32],
@@ -85,6 +91,10 @@ const LAYOUTS = {
     "llama-3.1-405b": [8, 8, 18, 1, 1, 256],
     "nemotron-4-15b": [8, 8, 1, 1, 1, 128],
     "nemotron-4-340b": [8, 8, 12, 1, 1, 256],
+    "mixtral-8x7b": [2, 8, 2, 1, 1, 64, 2, 4, 1.25],
+    "mixtral-8x22b": [2, 16, 4, 1, 1, 128, 4, 8, 1.25],
+    "qwen3-30b-a3b": [1, 16, 2, 1, 1, 64, 2, 8, 1.25],
+    "qwen3-235b-a22b": [1, 16, 16, 1, 1, 256, 8, 8, 1.25],
 };
 for (const [name, row] of Object.entries(CLUSTERS)) {  // a row has holes for absent constants
     const pairs = CONSTANTS.map((constant, i) => [constant, row[i]]);
@@ -171,7 +181,11 @@ function fillFields(panel, values) {
 }
 
 function showFields(panel, values) {
-    if (panel === "layout") $("limit").classList.toggle("hidden", values.schedule !== "zb-auto");
+    if (panel === "layout") {
+        $("limit").classList.toggle("hidden", values.schedule !== "zb-auto");
+        const dense = !Object.hasOwn(MIXTURES, values.model);
+        $("capacity").classList.toggle("hidden", dense && !values.capacity);
+    }
     if (panel !== "schedules") return;
     const list = byHand(values.kind), form = section(panel).querySelector("form");
     section(panel).querySelector(".list").classList.toggle("hidden", !list);
@@ -379,7 +393,9 @@ function takeModel(values) {
     if (!Object.hasOwn(MODELS, values.model)) return;
     const sizes = MODELS[values.model];
     MODEL_FIELDS.forEach((field, i) => { values[field] = String(sizes[i]); });
-    LAYOUT_FIELDS.forEach((field, i) => { values[field] = String(LAYOUTS[values.model][i]); });
+    LAYOUT_FIELDS.forEach((field, i) => {
+        values[field] = String(LAYOUTS[values.model][i] ?? DEFAULTS.layout[field]);
+    });
     Object.assign(values, {schedule: "", limit: "", recompute: "layer", sp: "0", zero: "0"});
     if (values.model === "gpt3-175b") Object.assign(values, {sp: "1", zero: "1"});
     const sp = values.tensor === "1" ? "0" : "1";

@@ -18,6 +18,9 @@ const SWITCHES = {
     order: "order",
     sp: "sequence-parallel",
     zero: "zero",
+    context: "context",
+    expert: "expert-parallel",
+    capacity: "capacity",
 };
 const MOST_RANKS = 16384;
 let laid = null;
@@ -31,7 +34,8 @@ function flagsOf(values) {
         const word = values[field].trim();
         if (values[field] === String(named)) continue;  // the name says it
         if (word === "" || (field === "recompute" && values[field] === "none")) continue;
-        if (values[field] === {order: "tdp", sp: "0", zero: "1", virtual: "1"}[field]) continue;
+        const usual = {order: "tdp", sp: "0", zero: "1", virtual: "1", context: "1", expert: "1"};
+        if (values[field] === usual[field]) continue;
         if (/\s/.test(word)) throw new Error(`--${flag} takes one word, not '${values[field]}'`);
         flags += ` --${flag} ${word}`;
     }
@@ -39,9 +43,11 @@ function flagsOf(values) {
 }
 
 // The trainers, as the C numbers them: train_zero_bubble runs the schedules with a split backward.
-const TRAINERS = ["train_gpt_3d", "train_zero_bubble", "train_llama"];
+const TRAINERS = ["train_gpt_3d", "train_zero_bubble", "train_llama", "train_5d"];
+const isCut = values => ["context", "expert"].some(name => !["1", ""].includes(values[name]));
 function trainerOf(values) {
-    if (Object.hasOwn(LLAMAS, values.model)) return 2;
+    if (Object.hasOwn(MIXTURES, values.model)) return 3;
+    if (Object.hasOwn(LLAMAS, values.model)) return isCut(values) ? 3 : 2;
     return Number(values.schedule.trim().startsWith("zb-"));
 }
 function sourceOf(values) {
@@ -61,7 +67,14 @@ function layoutQuestion(values) {
         throw new Error(`${ranks} ranks are more than this page draws: ${MOST_RANKS} are the most`);
     const node = values.node === "" ? cluster.gpus_per_node
                                     : number(values, "node", "GPUs a node", 1, 1e6, true);
-    const trainer = trainerOf(values), line = (flagsOf(values) + " --dry-run").trim();
+    const trainer = trainerOf(values);
+    if (trainer < 2 && isCut(values))
+        throw new Refusal("context", "c and e are train_5d's: choose a model of Llama's kind, " +
+                                     "such as llama-3.1-8b, or one with experts, such as " +
+                                     "mixtral-8x7b");
+    if (trainer === 3 && values.precision !== "bf16")
+        throw new Refusal("precision", "precision: this page has train_5d in bf16 only");
+    const line = (flagsOf(values) + " --dry-run").trim();
     const rank = rankShown < ranks ? rankShown : 0;
     return {line, t, d, p, node, trainer, precision: values.precision, rank};
 }
@@ -110,9 +123,11 @@ function showLayout() {
     }));
     const nodes = Math.ceil(r.ranks / r.node), fits = fullest <= r.memory;
     const ranks = `${r.ranks} = ${r.t} tensor x ${r.d} data x ${r.p} pipeline`;
+    const within = [[v.context, "a sequence"], [v.expert, "the experts"]].map(([size, what]) =>
+        size === "1" ? "" : `; ${size} neighbouring data ranks share ${what}`).join("");
     const formula = `; formula of equal chunks ${percent(r.formula)}`;
     const rows = [["Parameters", countText(r.parameters)],
-                  ["Ranks", `${ranks}, on ${plural(nodes, "node")}`],
+                  ["Ranks", `${ranks}, on ${plural(nodes, "node")}${within}`],
                   ["A step", `${plural(r.micros, "micro-batch")} on each data rank, ` +
                              `${flopsText(r.flops)} in all`],
                   ["Memory", `${bytesText(fullest)} of ${bytesText(r.memory)} on the fullest ` +
@@ -142,7 +157,7 @@ function showLayout() {
 // divide.
 function suited(values, change) {
     const v = {...values, ...change}, [p, L] = [Number(v.pipeline), Number(v.layers)];
-    const m = Number(v.global) / (Number(v.micro) * Number(v.data));
+    const m = Number(v.global) * Number(v.context) / (Number(v.micro) * Number(v.data));
     let chunks = Number(v.virtual);
     while (chunks > 1 && (p === 1 || L % (p * chunks) || m % p)) chunks--;
     return {...change, virtual: String(chunks)};
@@ -162,6 +177,10 @@ function changesOf(v) {
         const to = (mine, data) => suited(v, {[name]: mine(name), data: data("data")});
         if (Number(v.data) % 2 === 0) changes.push([`twice ${text}, half d`, to(twice, half)]);
         if (Number(v[name]) % 2 === 0) changes.push([`half ${text}, twice d`, to(half, twice)]);
+    }
+    for (const [name, text] of [["context", "c"], ["expert", "e"]]) {
+        if (trainerOf(v) === 3) changes.push(["twice " + text, {[name]: twice(name)}]);
+        if (Number(v[name]) % 2 === 0) changes.push(["half " + text, {[name]: half(name)}]);
     }
     for (const kind of ["gpipe", "1f1b", "zb-h1"]) {
         // 1F1B is what an empty field means.
@@ -195,7 +214,7 @@ async function showWhatIf(r) {
             const signed = x => x === 0 ? "the same"
                                         : (x > 0 ? "+" : "-") + bytesText(Math.abs(x));
             let verdict = bytes <= r.memory ? "fits" : "does not fit";
-            if (r.values.precision === "bf16")
+            if (r.values.precision === "bf16" && trainerOf(r.values) < 3 && trainerOf(values) < 3)
                 verdict = await askWhatIf("beside", besideQuestion(r.values, values));
             if (mine !== whatIf) return;
             Object.assign(hints, {[Object.entries(change).join()]: signed(delta)});
@@ -300,6 +319,22 @@ function drawGrid() {
         const side = at.cell - 1 - 2 * inset;
         for (const [x, y] of cells) g.strokeRect(x + inset, y + inset, side, side);
     }
+    // Groups of some data ranks, as the trainer makes them: a square in a corner of each cell.
+    const within = {context: ["context", COLORS.focus, 0, 0],
+                    experts: ["experts", COLORS.experts, 0, 1],
+                    "expert data": ["same experts", COLORS.alike, 1, 1]};
+    const size = Math.max(2, Math.floor(at.cell / 4)), free = at.cell - 3 - size;
+    for (const [group, [name, color, right, down]] of Object.entries(within)) {
+        const ranks = r.chosen.groups[GROUPS.indexOf(group)];
+        if (!ranks) continue;
+        colors[name] = color;
+        groups[name] = ranks;
+        g.fillStyle = color;
+        for (const rank of ranks) {
+            const {t, d, p} = placeOf(r, rank), [x, y] = at.of(t, d, p);
+            g.fillRect(x + 1 + right * free, y + 1 + down * free, size, size);
+        }
+    }
     const [x, y] = at.of(mine.t, mine.d, mine.p);
     g.strokeStyle = COLORS.text;
     g.lineWidth = at.cell > 12 ? 4 : 2;
@@ -308,14 +343,16 @@ function drawGrid() {
     const names = Object.entries(colors).flatMap(([name, color]) => {
         const b = document.createElement("b");
         b.style.color = color;
-        b.textContent = `${name} (${groups[name].length})`;
-        return [b, name === "pipeline" ? ". " : ", "];
+        const list = groups[name], few = Number.isInteger(list[0]) && list.length < 17;
+        b.textContent = `${name} (${list.length}${few ? ": " + list.join(" ") : ""})`;
+        return [", ", b];
     });
     const place = `tensor ${mine.t}, data ${mine.d}, stage ${mine.p}`;
     const needed = bytesText(stageBytes(r, r.chosen.bytes));
     $("chosen").replaceChildren(
-        `Rank ${rankShown}: ${place}, node ${Math.floor(rankShown / r.node)}. Its groups: `,
-        ...names, `It needs ${needed}. Choose another by a click or the arrow keys.`);
+        `Rank ${rankShown}: ${place}, node ${Math.floor(rankShown / r.node)}. It holds ` +
+        `${r.chosen.holds}. Its groups: `, ...names.slice(1),
+        `. It needs ${needed}. Choose another by a click or the arrow keys.`);
     $("grid").setAttribute("aria-label", `grid of ${r.ranks} ranks; rank ${rankShown} is chosen`);
     showSent();
 }
@@ -391,6 +428,8 @@ function drawBytes() {
 const GROUP_USES = {
     world: "all ranks: gradient norm and loss", tensor: "tensor ranks", data: "data ranks",
     pipeline: "neighbouring stages", embedding: "first and last stage: the tied embedding",
+    context: "ranks of a sequence", "context sums": "ranks of a sequence",
+    experts: "ranks that share the experts", "expert data": "ranks with the same experts",
 };
 
 function showSent() {

@@ -21,6 +21,7 @@ const LAYOUT_FLAGS = {
     sp: "sequence-parallel",
     zero: "zero",
 };
+const FLAGS_5D = {context: "context", expert: "expert-parallel"};
 const DEFAULT_LIMIT = 2;  // of zb-auto, times p
 
 const gpusOf = values => Number(values.tensor) * Number(values.data) * Number(values.pipeline);
@@ -67,6 +68,14 @@ const COMMUNICATION = ["tensor", "pipeline", "data"];
 const exposed = row => COMMUNICATION.reduce((sum, name) => sum + row.parts[name], 0);
 const share = (row, x) => (100 * Math.max(0, x) / row.seconds).toFixed(1) + "%";
 
+// The page's planner is without train_5d; the one in a terminal knows its mixtures of experts.
+function noTime(v) {
+    const text = "this page times layouts without c and e";
+    if (!Object.hasOwn(MIXTURES, v.model)) return text;
+    return `${text}; in a terminal: build/tools/plan --light ${timeQuestion(v).flags} ` +
+        `${planFlags(v, FLAGS_5D)} --capacity ${v.capacity || 0}`;
+}
+
 let timed = null;  // the time of the layout that is shown; null: not there yet
 
 // Asks for the time of the layout and shows it; a new layout ends it.
@@ -77,6 +86,8 @@ async function showTime(r) {
     $("parttimes").parentElement.hidden = true;
     if (v.precision !== "bf16")
         return facts("times", [["Step", "the cluster files' times are those of bf16"]]);
+    if (trainerOf(v) === 3)
+        return facts("times", [["Step", noTime(v)]]);
     facts("times", [["Step", "working..."]]);
     try {
         timed = await askTime("time", {cluster: clusterText(v), ...timeQuestion(v)});
@@ -162,6 +173,11 @@ function showSearchOf(values) {
 
 async function search() {
     if (!laid) return;
+    if (trainerOf(laid.values) === 3) {
+        $("searched").textContent =
+            "this page searches layouts without c and e; build/tools/plan, in a terminal, all";
+        return;
+    }
     if (searching) return askSearch.end();
     const values = laid.values, flags = wishFlags(values), begin = performance.now();
     searching = true;

@@ -133,7 +133,7 @@ async function context(q, module) {
 
 // ---- layouts ------------------------------------------------------------------------------------
 
-const GROUP_COUNT = 5, OP_COUNT = 7, SUMS = 4 * GROUP_COUNT * OP_COUNT, STAGES = 9 + 2 * SUMS;
+const GROUP_COUNT = 9, OP_COUNT = 7, SUMS = 4 * GROUP_COUNT * OP_COUNT, STAGES = 9 + 2 * SUMS;
 
 function bytesOf([layers, slots, weights, gradients, optimizer, activations]) {
     return {layers, slots, weights, gradients, optimizer, activations};
@@ -162,7 +162,12 @@ async function runLayout(q, module) {
 
 function rankOf({c}, q) {
     const x = c.doubles(c.call("layout_rank_" + q.precision, q.rank), STAGES + 6);
-    return {sent: sentOf(x.subarray(9 + SUMS)), bytes: bytesOf(x.subarray(STAGES))};
+    const groups = {}, holds = c.text(c.c.stderr_text);
+    for (let i = 0, at; q.trainer === 3 && (at = c.c["layout_group_" + q.precision](i)); i++) {
+        const [group, , size, ranks] = c.ints(at, 4);
+        groups[group] = [...c.ints(ranks, size)];
+    }
+    return {sent: sentOf(x.subarray(9 + SUMS)), bytes: bytesOf(x.subarray(STAGES)), groups, holds};
 }
 
 async function layout(q, module) {

@@ -579,6 +579,26 @@ const frame = document.createElement("iframe");
             return right && ringShown.rounds === 20 && ringShown.all < 20.01 * ringShown.bytes &&
                 ringShown.all > 19.99 * ringShown.bytes;
         });
+        // The groups that train_5d makes of d = 8 data ranks with t = 2, c = 2 and e = 4.
+        await tried("groups-of-5d", async () => {
+            const ok = await at("#layout?model=mixtral-8x7b&rank=5");
+            const {groups, holds} = laid.chosen, of = name => groups[GROUPS.indexOf(name)].join();
+            return ok && of("tensor") === "4,5" && of("data") === "1,3,5,7,9,11,13,15" &&
+                of("context") === "5,7" && of("experts") === "1,3,5,7" &&
+                of("expert data") === "5,13" && holds.includes("experts 4-5 of 8") &&
+                /without c and e.*--context 2 --expert-parallel 4/.test(textOf("times")) &&
+                textOf("chosen").includes("same experts (2: 5 13)");
+        });
+        await tried("c-and-e-in-the-address", async () => {
+            await at("#layout?model=mixtral-8x7b");
+            await put("context", "4");
+            await put("expert", "8");
+            const both = "#layout?model=mixtral-8x7b&context=4&expert=8";
+            if (location.hash !== both || !await undo(both.replace("&expert=8", ""))) return false;
+            await put("expert", "3");
+            const kept = refused() && field("expert").ariaInvalid === "true";
+            return kept && state.layout.expert === "4" && !location.hash.includes("expert");
+        });
         await tried("zoom", async () => {
             await at("#schedules?p=8&m=32&kind=interleaved&v=4");
             const before = $("timeline").getBoundingClientRect().width;

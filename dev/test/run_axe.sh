@@ -44,6 +44,7 @@ chromium=$(command -v chromium || command -v chromium-browser || command -v goog
         ["#layout?stage=1", laidOut],
         ["#layout?model=ptdp-1t&memory=30", laidOut],
         ["#layout?precision=fp8"],
+        ["#layout?model=mixtral-8x7b&rank=5"],
         ["#layout?model=llama-3.1-8b", async () => {
             await laidOut();
             await search();

@@ -240,8 +240,8 @@ static inline size_t moe_statistics_count(const Moe &moe) {
 }
 
 // A thread per expert. For large logits each looks at every E-th token.
-static __global__ void moe_statistics_kernel(double *sums, Routing r, Moe moe, size_t B,
-                                             size_t T, size_t c) {
+__global__ void moe_statistics_kernel(double *sums, Routing r, Moe moe, size_t B, size_t T,
+                                      size_t c) {
     size_t e = threadIdx.x, E = moe.E;
     for (size_t b = 0; b < B; b++) {
         double tokens = (double)r.tokens[b * E + e], slots = (double)moe.slots;
