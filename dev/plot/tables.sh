@@ -883,23 +883,29 @@ int main(void) {
     l.counts[0] = pipeline_steps(P, M, V, warmup, l.steps[0]);
     size_t slot[2 * TOTAL], n = 0;
     pipeline_slots(&l, 0, slot);
-    puts("| i | forward f | its micro-batch, chunk, slot "
-         "| backward b | its micro-batch, chunk, slot |\n|---|---|---|---|---|");
+    char text[2][TOTAL + warmup][8];
+    memset(text, 0, sizeof(text));
     for (int i = 0; i < TOTAL + warmup; i++) {
-        printf("| %d |", i);
-        for (int kind = STEP_FORWARD; kind <= STEP_BACKWARD; kind++) {
-            int number = kind == STEP_FORWARD ? i : i - warmup;
-            if (number < 0 || number >= TOTAL) { printf(" | |"); continue; }
+        for (int kind = 0; kind < 2; kind++) {
+            int number = i - kind * warmup;
+            if (number < 0 || number >= TOTAL) continue;
             const PipelineStep *s = &l.steps[0][n];
-            printf(" %d | %d, %d, %zu |", number, s->micro, s->chunk, slot[n]);
-            n++;
+            sprintf(text[kind][i], "%d,%d,%zu", s->micro, s->chunk, slot[n++]);
+        }
+    }
+    for (int row = 0; row < 3; row++) {
+        printf("%-8s", row == 0 ? "i" : row == 1 ? "forward" : "backward");
+        for (int i = 0; i < TOTAL + warmup; i++) {
+            if (row == 0) printf(" %-5d", i);
+            else printf(" %-5s", text[row - 1][i]);
         }
         puts("");
     }
     return 0;
 }
 END
-    ${CC:-cc} -std=gnu11 -I. -o "$dir/unrolled" "$dir/unrolled.c" -lm && "$dir/unrolled"
+    ${CC:-cc} -std=gnu11 -I. -o "$dir/unrolled" "$dir/unrolled.c" -lm &&
+        "$dir/unrolled" | sed 's/ *$//' | fenced
 }
 
 # Lines and tokens (names, numbers, texts, operators outside comments) of each trainer, and the
