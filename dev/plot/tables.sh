@@ -587,7 +587,7 @@ fenced() { printf '```\n%s\n```\n' "$(cat)"; }
 # The run of `make train`, as it printed it.
 table_main() {
     awk '/^step +2\/500/ { print "..." } /^step +[0-9]+\/500/ && !/^step +(0|1|500)\/500/ { next }
-         /^(device|model|batch|[0-9]+ ranks|stage|    [0-9 ]*[0-9]$|step|checkpoint|log|trace)/ &&
+         /^(device|model|batch|[0-9]+ ranks|stage|    [0-9 ]*[0-9]$|step)/ &&
              !/MiB/' build/out/console.txt | fenced
 }
 
