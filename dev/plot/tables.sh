@@ -18,7 +18,7 @@ quick=(tensor_bytes tensor_memory tensor_ratio schedule_memory pipeline_bytes da
        scale scale_bands scale_claims scale_moe holmes holmes_plan cuda_lines
        files pipeline_unrolled layouts_agree zero_memory tensor_calls tensor_reach schedules_drawn
        context_agrees context_balance llama_grid zb_steps v_steps offload_share offload_deep
-       documents_agree documents_clock llama_documents five_agrees five_memory five_capacity
+       documents_agree documents_clock five_agrees five_memory
        five_plan puzzles cases)
 slow=(layouts main errors no_wait one_stream zero no_add swapped_sums expert_balance post_ln
       parallel_block bubbles_paper plan_table1 plan_clock plan_fsdp scale_trainers cpu_speed
@@ -866,8 +866,8 @@ printed() {
 }
 for name in layouts_agree zero_memory tensor_calls tensor_reach schedules_drawn \
     context_agrees context_balance expert_balance llama_grid zb_steps v_steps offload_share \
-    offload_deep documents_agree documents_clock llama_documents five_agrees five_memory \
-    five_capacity five_plan; do
+    offload_deep documents_agree documents_clock five_agrees five_memory \
+    five_plan; do
     eval "table_$name() { printed $name; }"
 done
 

@@ -25,7 +25,6 @@ README.md | make train LAYOUT | dev/test/run_train.sh
 README.md | mpirun --oversubscribe -n 8 | runs s/--global-batch 16/& --steps 2/
 doc/course/puzzles.md | make puzzle | dev/test/run_puzzles.sh
 doc/course/puzzles.md | make detective | dev/test/run_detectives.sh
-doc/course/11-muon.md | F="--train-data | not: its second command is refused, which test_muon checks
 doc/course/11-muon.md | awk 'BEGIN | runs
 doc/course/12-v.md | build/tools/schedule --stages 4 | runs
 doc/lab/attention.md | make kernels | not: minutes; make test runs each of these programs
