@@ -135,7 +135,7 @@ run parallel_block parallel_block.out 'build/cpu-fp32/$trainer' "$build/$dir/\$t
 # calls TRAINER SP OPERATION: of one run.
 calls() {
     awk -v run="$1 --sequence-parallel $2" -v op="$3:" \
-        '/^(train|par)/ { on = $0 == run } on && $7 == op { print $8 }' \
+        '/^(train|par)/ { on = $0 == run } on && $6 == op { print $7 }' \
         $dir/parallel_block.out
 }
 fewer=$(calls parallel_block 0 ncclAllReduce)
