@@ -40,7 +40,6 @@ doc/lab/evaluation.md | hf download | not: needs the network
 doc/lab/explorer.md | make explorer | not: needs clang for wasm32; run_explorer.sh builds it
 doc/lab/fine_tuning.md | hf download | not: needs the network
 doc/lab/fine_tuning.md | make DEVICE=cpu build/cpu-fp32/train_llama | dev/test/run_fine_tuning.sh
-doc/lab/fine_tuning.md | make DEVICE=cpu build/cpu-fp32/train_gpt_3d | dev/test/run_fine_tuning.sh
 doc/lab/gpus.md | make DEVICE=cuda | not: needs GPUs
 doc/lab/gpus.md | python3 dev/data/prepare.py fineweb | not: needs the network, GPUs and days
 doc/lab/lessons-clock.md | build/cpu-bf16/train_data | runs
