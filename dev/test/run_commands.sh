@@ -45,7 +45,6 @@ doc/lab/gpus.md | python3 dev/data/prepare.py fineweb | not: needs the network, 
 doc/lab/lessons-clock.md | build/cpu-bf16/train_data | runs
 doc/lab/recipes.md | make test | not: it is a part of make test itself
 doc/lab/recipes.md | F="--train-data | runs
-doc/lab/results.md | dev/plot/tables.sh check | dev/test/run_docs.sh
 doc/lab/gpus.md | make sass | not: needs nvcc and minutes
 doc/lab/stand_ins.md | CPU_STREAM_ORDER | runs
 doc/lab/testing.md | make test | not: it is make test itself
