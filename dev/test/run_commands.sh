@@ -41,11 +41,11 @@ doc/lab/explorer.md | make explorer | not: needs clang for wasm32; run_explorer.
 doc/lab/fine_tuning.md | hf download | not: needs the network
 doc/lab/fine_tuning.md | make DEVICE=cpu build/cpu-fp32/train_llama | dev/test/run_fine_tuning.sh
 doc/lab/gpus.md | make DEVICE=cuda | not: needs GPUs
+doc/lab/gpus.md | make sass | not: needs nvcc and minutes
 doc/lab/gpus.md | python3 dev/data/prepare.py fineweb | not: needs the network, GPUs and days
 doc/lab/lessons-clock.md | build/cpu-bf16/train_data | runs
 doc/lab/recipes.md | make test | not: it is a part of make test itself
 doc/lab/recipes.md | F="--train-data | runs
-doc/lab/gpus.md | make sass | not: needs nvcc and minutes
 doc/lab/stand_ins.md | CPU_STREAM_ORDER | runs
 doc/lab/testing.md | make test | not: it is make test itself
 doc/lab/training.md | make reproduce | not: hours
