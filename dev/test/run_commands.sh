@@ -3,7 +3,7 @@
 # is printed, in a copy of the repository, by this test or by another one; or the table below has
 # the reason why not. A block that is in no table fails, and so does a row without a block.
 # needs: fp32/train_gpt fp32/train_gpt_pp fp32/train_gpt_3d fp32/train_zero_bubble
-# needs: bf16/train_gpt bf16/train_gpt_3d bf16/train_data
+# needs: bf16/train_gpt_3d bf16/train_data
 # needs: tools/plan tools/schedule tools/timeline tools/byte_corpus tools/scale
 . "$(dirname "$0")/report.sh"
 cpu_only 'the commands are those of the stand-ins'
@@ -39,19 +39,15 @@ doc/lab/evaluation.md | hf download | not: needs the network
 doc/lab/explorer.md | make explorer | not: needs clang for wasm32; run_explorer.sh builds it
 doc/lab/fine_tuning.md | hf download | not: needs the network
 doc/lab/fine_tuning.md | make DEVICE=cpu build/cpu-fp32/train_llama | dev/test/run_fine_tuning.sh
-doc/lab/fine_tuning.md | make DEVICE=cpu build/cpu-fp32/train_gpt_3d | dev/test/run_fine_tuning.sh
 doc/lab/gpus.md | make DEVICE=cuda | not: needs GPUs
-doc/lab/gpus.md | export OMPI | runs
+doc/lab/gpus.md | make sass | not: needs nvcc and minutes
 doc/lab/gpus.md | python3 dev/data/prepare.py fineweb | not: needs the network, GPUs and days
 doc/lab/lessons-clock.md | build/cpu-bf16/train_data | runs
 doc/lab/recipes.md | make test | not: it is a part of make test itself
 doc/lab/recipes.md | F="--train-data | runs
-doc/lab/results.md | dev/plot/tables.sh check | dev/test/run_docs.sh
-doc/lab/sass.md | make sass | not: needs nvcc and minutes
 doc/lab/stand_ins.md | CPU_STREAM_ORDER | runs
 doc/lab/testing.md | make test | not: it is make test itself
 doc/lab/training.md | make reproduce | not: hours
-doc/lab/training.md | build/cpu-bf16/train_gpt | runs s/--steps 2000/--steps 2/; s/112/1/
 doc/lab/two_rules.md | make test ONLY=test_grid | not: it is a part of make test itself
 doc/lab/unlike_nodes.md | make plan | runs
 doc/lab/virtual_time.md | build/cpu-bf16/train_gpt_3d | runs s/dgx-a100.json/& --steps 2/; $smaller

@@ -22,22 +22,22 @@ cat LICENSE doc/course/*.md doc/lab/checkpoints.md >"$dir/notes.txt"
 # step NUMBER: runs a command of the page; the first one, make, has been run by make test.
 step() {
     local command
-    command=$(sed -n "/<!-- commands $page -->/,/<!-- end -->/p" \
-        "$repository/doc/lab/fine_tuning.md" | grep -v '^[<`]' | sed -n "$1p")
+    command=$(sed -n '/<!-- commands/,/<!-- end -->/p' "$repository/doc/lab/fine_tuning.md" |
+        grep -v '^[<`]' | sed -n "$1s/train_llama/$trainer/; $1p")
     command=${command/#mpirun/$launch}
     command=${command/#python3/$python}
     (cd "$dir" && bash -c "$command") >"$dir/out" 2>&1
 }
 
 for kind in llama qwen2 qwen3 mistral nemotron gpt2; do
-    page=llama class=LlamaForCausalLM trainer=train_llama tokenizer=$kind
+    class=LlamaForCausalLM trainer=train_llama tokenizer=$kind
     case $kind in
         llama) tokenizer=llama3 ;;
         qwen2) class=Qwen2ForCausalLM ;;
         qwen3) class=Qwen3ForCausalLM tokenizer=qwen2 ;;
         mistral) class=MistralForCausalLM tokenizer=llama3 ;;
         nemotron) class=NemotronForCausalLM tokenizer=llama3 ;;
-        gpt2) page=gpt2 class=GPT2LMHeadModel trainer=train_gpt_3d ;;
+        gpt2) class=GPT2LMHeadModel trainer=train_gpt_3d ;;
     esac
     rm -rf "$dir/build/model" "$dir/build/notes" "$dir/build/tuned"
     "$python" dev/data/check_transformers.py "$dir/build/model" --random 2,4,32,285,128 \
