@@ -34,9 +34,9 @@ static inline bool checkpoint_parse_name(const char *name, bool unfinished, size
     return end > pid && (*end == '\0' || strcmp(end, ".old") == 0);
 }
 
-// Lists the checkpoints in a folder, the one that was saved last at the end, or the
-// unfinished ones: saves that go on or were interrupted. All other entries belong to
-// somebody else. Returns how many there are; free(*list).
+// Lists the checkpoints in a folder, the one that was saved last at the end. unfinished:
+// lists saves instead that still run or were interrupted. Leaves out all entries that are
+// not ours. Returns their number; free(*list).
 static inline size_t checkpoint_list(const char *out_dir, bool unfinished,
                                      CheckpointEntry **list) {
     size_t count = 0;
@@ -64,9 +64,9 @@ static inline size_t checkpoint_list(const char *out_dir, bool unfinished,
     return count;
 }
 
-// Returns the count of the next save: one more than `last` and than any in the folder. The
-// largest that a trainer.json may hold, which somebody wrote there, stays: the step decides
-// between equal counts.
+// Returns the count of the next save: one more than `last` and than any in the folder. A
+// trainer.json edited by hand may hold the largest count: then it stays, and the step
+// decides between equal counts.
 static inline size_t checkpoint_next_save(const char *out_dir, size_t last) {
     CheckpointEntry *list;
     for (size_t i = checkpoint_list(out_dir, false, &list); i-- > 0;)
@@ -75,9 +75,9 @@ static inline size_t checkpoint_next_save(const char *out_dir, size_t last) {
     return last < TRAINER_MOST_SAVES ? last + 1 : last;
 }
 
-// Of the checkpoints up to `step` (the one just saved), removes all but the `keep` that
-// were saved last; 0 keeps all. Stays: those of later steps, of a run that this one went
-// back behind, those that cannot be read or hold more.
+// Removes all checkpoints up to `step` (the one just saved) but the `keep` that were saved
+// last; 0 keeps all. Never removes a checkpoint of a later step, which an earlier run left,
+// nor one that cannot be read or has files that are not ours.
 static inline void checkpoint_prune(const char *out_dir, size_t keep, size_t step) {
     if (keep == 0) return;
     char tmp[PATH_MAX];
@@ -127,9 +127,9 @@ static inline void checkpoint_clean(const char *out_dir) {
     free(list);
 }
 
-// The check of --out before any work: makes the folder, proves that checkpoints can be
-// written there, and on the first rank locks it for this run until the process ends. *lock:
-// see folder_lock, -1 on other ranks.
+// Checks --out before any work: makes the folder and proves that checkpoints can be written
+// there. The first rank also locks it for this run until the process ends. *lock: see
+// folder_lock; -1 on other ranks.
 static inline bool checkpoint_claim(const char *out_dir, bool first_rank, int *lock,
                                     Error *err) {
     char path[PATH_MAX], file[PATH_MAX];

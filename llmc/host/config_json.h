@@ -1,6 +1,6 @@
-// config_json.h: config.json as Hugging Face's GPT-2 writes and reads it. No member of it
-// is passed over in silence: each is read, or known to change nothing, or refused by its
-// name; and two that state one fact must agree.
+// config_json.h: config.json as Hugging Face's GPT-2 writes and reads it. Each member is
+// read, known to change nothing, or refused by its name. Two members that state the same
+// fact must agree.
 //
 // defines: config_size, config_is, config_agree, config_check_keys, config_read_kind,
 //          config_read, config_write_kind, config_write, config_write_again
@@ -53,9 +53,9 @@ static inline bool config_agree(const cJSON *a, const char *key, const cJSON *b,
                      another);
 }
 
-// Members that every model's config.json may have and that change nothing here: the
-// model's origin, its tokenizer, the generation of text, heads for other tasks than
-// language, the output of transformers.
+// Members that every model's config.json may have and that change nothing here. They tell
+// the model's origin, its tokenizer, the generation of text, heads for tasks other than
+// language modelling, and the output of transformers.
 static const char *const CONFIG_HARMLESS[] = {
     "_attn_implementation", "_attn_implementation_autoset", "_attn_implementation_internal",
     "_commit_hash", "_flash_attn_2_enabled", "_name_or_path", "architectures",
@@ -89,9 +89,9 @@ static inline bool config_listed(const char *const *names, const char *name) {
     return *names != NULL;
 }
 
-// Refuses a member that is on none of the lists, unless it is null, and a member with a
-// wrong value. names: the model's own members that are read or change nothing; values:
-// the members that must have one value. Both end with NULL.
+// Refuses a member that is on none of the lists, unless it is null. Also refuses a member
+// with a wrong value. names: the model's own members that are read or change nothing.
+// values: the members that must have one value. Both lists end with NULL.
 static inline bool config_check_keys(const cJSON *root, const char *const *names,
                                      const char *const (*values)[2], const char *path,
                                      Error *err) {
@@ -234,9 +234,10 @@ static inline bool config_write(const char *path, const GPTConfig *g, bool bf16,
     return config_write_kind(path, g, bf16, gpt2, err);
 }
 
-// Writes `source`, the text of the config.json that the model was read from, in the place
-// of what config_write does (NULL): as it is, but for what a run changes, the type of the
-// weights and the class whose names they have.
+// Writes a config.json again. source: the text of the config.json that the model was read
+// from; NULL: writes as config_write does. Keeps the source's members, except those that a
+// run changes: the type of the weights, the class that gives their names, and the experts'
+// capacity.
 static inline bool config_write_again(const char *path, const GPTConfig *g, bool bf16,
                                       const char *source, Error *err) {
     if (!config_write(path, g, bf16, err)) return false;

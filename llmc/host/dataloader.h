@@ -191,9 +191,9 @@ static inline bool shard_check(DataShard *shard, size_t T, Error *err) {
     return true;
 }
 
-// Finds the files whose names match the pattern, or the one that has it as its name, as
-// "run[1].bin" may be. glob sorts them byte by byte: no program here leaves the C locale,
-// which every rank of a job has.
+// Finds the files whose names match the pattern, or the file that has the pattern as its
+// name (such as "run[1].bin"). glob sorts them byte by byte on every rank, because no
+// program here leaves the C locale.
 static inline bool dataloader_find(const char *pattern, glob_t *found) {
     char *literal = (char *)host_alloc(2 * strlen(pattern) + 1, 1), *end = literal;
     for (const char *c = pattern; *c; c++) {
@@ -221,10 +221,11 @@ static inline bool dataloader_add(DataLoader *dl, DataSource *source, Error *err
 }
 
 // Opens the shards that match a pattern, or blends several patterns
-// ("WEIGHT:GLOB,WEIGHT:GLOB"), for sequences of T tokens. Refuses senseless weights, a
-// pattern without files, a shard that is truncated, foreign or shorter than one sample, and
-// an epoch shorter than a global batch of G sequences. dataloader_close frees it; after an
-// error nothing is left to free.
+// ("WEIGHT:GLOB,WEIGHT:GLOB"), for sequences of T tokens. Refuses:
+//   weights that make no sense and patterns without files,
+//   a shard that is truncated, foreign or shorter than one sample,
+//   an epoch shorter than a global batch of G sequences.
+// dataloader_close frees it; after an error nothing is left to free.
 static inline bool dataloader_open(DataLoader *dl, const char *pattern, size_t T, size_t G,
                                    Error *err) {
     memset(dl, 0, sizeof *dl);
@@ -259,9 +260,9 @@ static inline void dataloader_describe(const DataLoader *dl, bool shuffle, char 
         snprintf(text + n, size - n, ", each in an order of its own");
 }
 
-// Permutes sample `index` < samples of an epoch of source number `source`, without memory:
-// a Feistel network of eight Philox rounds permutes the next power of 4, and a result past
-// the end passes through it again (cycle walking).
+// Permutes sample `index` < samples of an epoch of source number `source`, without memory.
+// A Feistel network of eight Philox rounds permutes the next power of 4. A result past the
+// end passes through the network again (cycle walking).
 static inline uint64_t dataloader_permute(uint64_t index, uint64_t samples, uint64_t seed,
                                           uint64_t epoch, uint64_t source) {
     enum { ROUNDS = 8 };

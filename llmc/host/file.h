@@ -167,9 +167,9 @@ static inline bool folder_sync(const char *dir, Error *err) {
     return ok;
 }
 
-// Gives the folder `from` the name `to`. What has it already, whatever it is, gets the name
-// `from` in the same step. False with a sentence and errno; EXDEV: what has the name lies
-// in a lower layer of overlayfs, and can have no other.
+// Gives the folder `from` the name `to`. A file or folder that has this name gets the name
+// `from` in the same step. Returns false with a sentence and errno. EXDEV: the folder `to`
+// lies in a lower layer of overlayfs, where it cannot be renamed.
 static inline bool folder_replace(const char *from, const char *to, Error *err) {
     if (rename(from, to) == 0) return true;  // there was nothing, or an empty folder
     bool taken = errno == ENOTEMPTY || errno == EEXIST || errno == ENOTDIR;
@@ -197,9 +197,9 @@ static inline bool folder_replace(const char *from, const char *to, Error *err) 
 }
 
 // Locks a file until this process closes any descriptor of it. Returns 1, 0 with a sentence
-// if another process has locked it, or -1 with one where the file system has no locks. On
-// NFS the server holds the lock for all nodes (mounted with nolock, a node sees only its
-// own locks). flag: what the user gave for `name`.
+// if another process has locked it, or -1 with one if the file system has no locks. On NFS
+// the server holds the lock for all nodes; mounted with nolock, a node sees only its own
+// locks. flag: the option that gave `name`.
 static inline int file_lock(int fd, const char *flag, const char *name, Error *err) {
     char process[40] = "";
     struct flock whole;
@@ -220,9 +220,10 @@ static inline int file_lock(int fd, const char *flag, const char *name, Error *e
                      name, process, flag);
 }
 
-// Locks the folder of --out by a file .lock, which stays, and is never written: it may be
-// somebody's. *lock is its descriptor, or -1 where there are no locks; err then says why.
-// False with a sentence if another process has it.
+// Locks the folder of --out by a file .lock. The file stays, and nothing is ever written to
+// it, because it may belong to the user. *lock is its descriptor. If the file system has no
+// locks, *lock is -1 and err says why. False with a sentence if another process has locked
+// it.
 static inline bool folder_lock(const char *dir, int *lock, Error *err) {
     char path[PATH_MAX];
     *lock = -1;
@@ -239,8 +240,9 @@ static inline bool folder_lock(const char *dir, int *lock, Error *err) {
     return locked != 0;
 }
 
-// Takes the folder again if its lock was removed or replaced, as by rm -r, and so keeps
-// nobody out. False with a sentence if another process has it now.
+// Locks the folder again if its lock file was removed or replaced, as by rm -r. Without
+// that, the old lock would keep no other run out. False with a sentence if another process
+// has it now.
 static inline bool folder_keep_lock(const char *dir, int *lock, Error *err) {
     char path[PATH_MAX];
     struct stat mine, there;

@@ -66,8 +66,8 @@ typedef struct {
 #define LOG_EVAL "\"eval_rows\":"  // in a line of --eval, which no training repeats
 
 // Finds the end of the lines of the first `done` steps, before a last line that was cut off
-// or that a power loss has filled with zeros. Lines of --eval count as done; `evals` takes
-// those behind the end. False with a sentence if the file is not a log.
+// or that a power loss has filled with zeros. Lines of --eval count as done. `evals` takes
+// the ones behind that end. False with a sentence if the file is not a log.
 static inline bool log_scan(FILE *in, const char *path, size_t done, long *end, FILE *evals,
                             Error *err) {
     char *line = NULL;
@@ -103,8 +103,8 @@ static inline FILE *log_take(const char *path, Error *err) {
     return NULL;
 }
 
-// Gives the log of an earlier run, or a link to it, the name PATH.1 or, if that is taken,
-// one with the next number that is free.
+// Renames the log of an earlier run, or a link to it, to PATH.1. If that name is taken,
+// takes the next number that is free.
 static inline bool log_set_aside(const char *path, Error *err) {
     char aside[PATH_MAX];
     struct stat info;
@@ -119,9 +119,9 @@ static inline bool log_set_aside(const char *path, Error *err) {
     return true;
 }
 
-// Starts the log of a run of `steps` steps that resumes after `done`: drops the lines
-// behind these, which the run repeats, but those of --eval, or sets the whole log aside if
-// there are none. Writes through links. path: NULL without --log. flops: of one token
+// Starts the log of a run of `steps` steps that resumes after `done`. Drops the lines
+// behind these, which the run repeats, but keeps the lines of --eval. done 0: sets an old
+// log aside. Writes through links. path: NULL without --log. flops: of one token
 // (llmc/model.h). peak_flops: of all devices; 0: unknown, and MFU is not reported.
 static inline bool log_open(Log *log, const char *path, size_t done, size_t steps,
                             double flops, double peak_flops, Error *err) {

@@ -92,8 +92,8 @@ static inline bool moe_config_read(const char *path, GPTConfig *config, Error *e
     return ok;
 }
 
-// GPT-2's config.json with another "model_type", so that nobody takes it for one, Mixtral's
-// names for E and k, and the capacity, which an evaluation needs as well.
+// Writes GPT-2's config.json with another "model_type", so that no program takes it for
+// GPT-2. E and k have Mixtral's names. It also has the capacity, which an evaluation needs.
 static inline bool moe_config_write(const char *path, const GPTConfig *g, bool bf16,
                                     Error *err) {
     char members[256];

@@ -60,8 +60,9 @@ static inline const char *rank_option_trainers(unsigned tags) {
                                      : "train_gpt_3d and train_data";
 }
 
-// What a trainer of one rank gives options_parse: it has none of these flags, but refuses
-// each with the trainers that have it. grid.h has the one of several ranks.
+// Returns the rank options of a trainer of one rank, for options_parse: it has none of
+// these flags. It refuses each and names the trainers that have it. grid.h has the
+// function of several ranks.
 static inline RankOptions one_rank_options(void) {
     const RankOptions x = {RANK_OPTIONS, sizeof RANK_OPTIONS / sizeof *RANK_OPTIONS, 0,
                            rank_option_trainers, NULL};

@@ -3,10 +3,10 @@
 // the whole file; several processes can write disjoint slices of one file. Hugging Face
 // splits large models: model.safetensors.index.json says which file has which tensor.
 //
-// A checksum adds up, modulo 2^64, a mix of place and bits of every element. So every rank
-// adds what it writes, in any order, and the ranks' sums added together are those of the
-// whole tensors, whatever the layout is. They find what disks, copies and people damage;
-// they are no protection against somebody who means it.
+// A checksum adds up, modulo 2^64, a mix of place and bits of every element. Every rank
+// adds its own elements, in any order. The sums of all ranks add up to the sums of the
+// whole tensors, in every layout. Checksums find accidental damage; they do not protect
+// against a forger.
 //
 // defines: SafeTensors, STEntry, ST_TYPES, st_open, st_find, st_read, st_read_floats,
 //          st_compare, st_close, checksum_element, st_sum, st_write_floats
@@ -43,8 +43,8 @@ typedef struct {
     int *files;  // [file_count] open
 } SafeTensors;
 
-// The types that the format knows and how many bytes they are wide. The last row stands for
-// all others, which newer files may have, of any width: so a file opens whatever they are.
+// The types that the format knows, and their widths in bytes. The last row is for all other
+// types, of any width, so that a file with newer types opens, too.
 static const struct {
     const char *name;
     size_t width;
@@ -145,8 +145,7 @@ static inline bool st_check_places(STEntry *x, size_t count, uint64_t data,
                      (unsigned long long)(data + at), (unsigned long long)file_size);
 }
 
-// Opens a file and adds its tensors to those of *st, which then are sorted by name, for
-// st_find.
+// Opens a file, adds its tensors to *st and sorts all of them by name, for st_find.
 static inline bool st_add(SafeTensors *st, const char *path, int flags, Error *err) {
     uint64_t length, size;
     size_t before = st->count;
@@ -233,10 +232,10 @@ static inline bool st_add_listed(SafeTensors *st, const cJSON *map, Error *err) 
                      number, st->count);
 }
 
-// Opens the file or, where PATH.index.json is instead, all files of this index, as if they
-// were one. flags: O_RDONLY, or O_RDWR for a rank that fills in its slices of a file that
-// slices_create has made. False with a sentence, and nothing to close, for whatever is not
-// sound.
+// Opens a file. If PATH.index.json is there instead, opens all files of this index as if
+// they were one. flags: O_RDONLY, or O_RDWR for a rank that fills in its slices of a file
+// that slices_create has made. Returns false with a sentence, and nothing to close, if a
+// file is not sound.
 static inline bool st_open(SafeTensors *st, const char *path, int flags, Error *err) {
     char index[PATH_MAX];
     memset(st, 0, sizeof *st);
@@ -295,7 +294,7 @@ static inline bool st_compare(const SafeTensors *st, const STEntry *x, const STE
     return true;
 }
 
-// What an element adds to its tensor's sum: the finalizer of SplitMix64 (Steele et al.
+// Returns an element's part of its tensor's sum: the finalizer of SplitMix64 (Steele et al.
 // 2014) on place and bits.
 static inline uint64_t checksum_element(uint64_t place, uint32_t bits) {
     uint64_t x = place * 0x9e3779b97f4a7c15u + bits;

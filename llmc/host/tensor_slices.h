@@ -1,6 +1,6 @@
-// tensor_slices.h: moving slices of a rank's tensors to and from the unsharded tensors of a
-// safetensors file, and the checksums of a checkpoint's tensors, which trainer.json holds
-// and --resume compares with the files.
+// tensor_slices.h: moves slices of a rank's tensors to and from the unsharded tensors of a
+// safetensors file. Also computes the checksums of a checkpoint's tensors; trainer.json
+// holds them, and --resume compares them with the files.
 //
 // defines: Checksums, checksums_make, StateKind, state_name, state_file, state_open,
 //          slices_find, slices_check_rest, ST_START, GRADIENTS_START, GRADIENTS_UNFINISHED,
@@ -81,8 +81,8 @@ static inline const STEntry *slices_find_foreign(const SafeTensors *st, const Te
     return entry;
 }
 
-// Refuses a file of another optimizer: where this one has a momentum it has a moment, or the
-// other way round.
+// Refuses a file of another optimizer, which has a moment for a tensor that has a momentum
+// here, or the reverse.
 static inline bool slices_check_optimizer(const SafeTensors *st, const Tensor *x,
                                           Error *err) {
     char name[STATE_NAME_SIZE];
@@ -116,8 +116,8 @@ static inline const STEntry *slices_find(const SafeTensors *st, const Tensor *x,
     return ok ? entry : NULL;
 }
 
-// What transformers once saved beside the weights: masks and RoPE's angles, which follow
-// from config.json.
+// True for buffers that old versions of transformers saved beside the weights. These are
+// masks and RoPE's angles, which follow from config.json.
 static inline bool slices_is_buffer(const char *name) {
     static const char *const BUFFERS[] = {"attn.bias", "attn.masked_bias",
                                           "rotary_emb.inv_freq", "rotary_emb.cos_cached",
@@ -130,9 +130,9 @@ static inline bool slices_is_buffer(const char *name) {
     return false;
 }
 
-// Refuses a file of weights that has more than the model: with them it may be another
-// model. used [st->count]: the tensors that the table has found. A tied model may have its
-// head a second time, if it is the embedding.
+// Refuses a file with more weights than the model has, because with them it may be another
+// model. used [st->count]: the tensors that the table has found. A tied model may store its
+// head as well, if the head equals the embedding.
 static inline bool slices_check_rest(const SafeTensors *st, const bool *used,
                                      const GPTConfig *config, Error *err) {
     for (size_t i = 0; i < st->count; i++) {
@@ -162,10 +162,10 @@ static inline bool slices_check_rest(const SafeTensors *st, const bool *used,
 #define GRADIENTS_START "{\"__metadata__\":{\"format\":\"pt\",\"content\":\"gradients\"}"
 #define GRADIENTS_UNFINISHED "%s.unfinished"  // the name of a dump until it is whole
 
-// Creates `path`, in place of a file that a killed run has left, with every tensor of the
-// kinds from `kind` to `last` in the order of the unsharded table: writes the header,
-// padded so that the data starts at a multiple of 8, and reserves the space of the data. A
-// file that fails is removed.
+// Creates `path` with every tensor of the kinds from `kind` to `last`, in the order of the
+// unsharded table. Replaces a file that a killed run has left. Writes the header, padded so
+// that the data starts at a multiple of 8, and reserves the space of the data. Removes a
+// file that fails.
 static inline bool slices_create(const char *path, const char *start,
                                  const GPTConfig *config, int kind, int last, int dtype,
                                  Error *err) {
@@ -218,9 +218,9 @@ static inline bool slices_read(const SafeTensors *st, const Tensor *x, StateKind
     return entry != NULL;
 }
 
-// Writes elements [lo, hi) of the rank's part of a tensor, which `values` holds, into a
-// file of slices_create, and adds them to the sums unless these are NULL. Of the ranks that
-// hold a tensor alike the one writes it that counts it.
+// Writes elements [lo, hi) of the rank's part of a tensor into a file of slices_create.
+// values: these elements. Adds them to the sums unless these are NULL. If several ranks hold
+// the same tensor, only the rank that counts it writes it.
 static inline bool slices_write(const SafeTensors *st, const Tensor *x, StateKind kind,
                                 const float *values, size_t lo, size_t hi, Checksums *sums,
                                 Error *err) {

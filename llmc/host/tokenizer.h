@@ -136,7 +136,7 @@ typedef struct {
     size_t place;
 } MergeHere;
 
-// The memory that encoding a text of so many bytes needs beside the tokenizer.
+// The memory beside the tokenizer that encoding a text of `bytes` bytes needs.
 typedef struct {
     const Tokenizer *tk;
     char *valid;  // [bytes] valid UTF-8 for PCRE2
@@ -194,8 +194,8 @@ static inline size_t encoder_bytes(const Tokenizer *tk, const char *word, size_t
 }
 
 // Writes the tokens of one word and returns their count. Merges one pair after another. The
-// tokens are a list, in which one that has become part of its left neighbour is -1; a merge
-// in the heap may have lost its tokens meanwhile.
+// tokens are a linked list. A token that has become part of its left neighbour is -1. A
+// merge in the heap may refer to tokens that no longer exist.
 static inline size_t encoder_merge(Encoder *e, const char *word, size_t bytes,
                                    int *tokens) {
     size_t n = encoder_bytes(e->tk, word, bytes, tokens), kept = 0;
@@ -241,8 +241,8 @@ static inline size_t tokens_below(const Token *list, size_t count, size_t place,
 }
 
 // Returns the longest token of list[count], which is sorted by bytes, at the start of
-// text[bytes], or NULL. Each byte of the text narrows the list to the tokens that go on
-// with it.
+// text[bytes], or NULL. Each byte of the text narrows the list to the tokens that match so
+// far.
 static inline const Token *tokenizer_added_at(const Token *list, size_t count,
                                               const char *text, size_t bytes) {
     const Token *found = NULL;
@@ -289,8 +289,8 @@ static inline size_t space_end(const char *text, size_t at, size_t bytes) {
     return at;
 }
 
-// Returns where the word that begins at valid[at] ends. What the pattern leaves over before
-// the next word is one, too.
+// Returns the end of the word that begins at valid[at]. Text that the pattern skips before
+// the next word is a word, too.
 static inline size_t encoder_word(Encoder *e, size_t at, size_t bytes) {
     if (!e->tk->words) return bytes;
     int result = pcre2_match(e->tk->words, (PCRE2_SPTR)e->valid, bytes, at,
@@ -327,8 +327,8 @@ static inline size_t encoder_words(Encoder *e, const char *text, size_t bytes,
 }
 
 // Writes the tokens of text[bytes] and returns their count. The first round looks for the
-// early added tokens, the second one, in what these leave, for the late ones, and the third
-// splits the rest into words.
+// early added tokens. The second looks for the late ones in the text between them. The
+// third splits the rest into words.
 static inline size_t encoder_round(Encoder *e, int round, const char *text, size_t bytes,
                                    int *tokens) {
     const Tokenizer *tk = e->tk;
@@ -354,8 +354,8 @@ static inline size_t encoder_round(Encoder *e, int round, const char *text, size
 
 #define TOKENIZER_FAILED SIZE_MAX
 
-// Writes the tokens of text[bytes] to tokens[bytes] (there are never more) and returns
-// their count, or TOKENIZER_FAILED if the pattern of words takes PCRE2 too long.
+// Writes the tokens of text[bytes] to tokens[bytes] (there are never more). Returns their
+// count, or TOKENIZER_FAILED if the pattern of words takes PCRE2 too long.
 static inline size_t tokenizer_encode(const Tokenizer *tk, const char *text, size_t bytes,
                                       int *tokens) {
     Encoder e;
@@ -408,9 +408,9 @@ static inline void tokenizer_print(const Tokenizer *tk, const int *tokens, size_
     free(text);
 }
 
-// Makes the tokens of a prompt; the caller frees them, also after an error. No prompt, or
-// an empty one, is what every prompt begins with, or else <|endoftext|>. Refuses tokens
-// outside of the model's vocabulary V.
+// Makes the tokens of a prompt; the caller frees them, also after an error. If the prompt
+// is NULL or empty, these are the tokens that begin every prompt, or else <|endoftext|>.
+// Refuses tokens outside of the model's vocabulary V.
 static inline bool tokenizer_prompt(const Tokenizer *tk, const char *prompt, size_t V,
                                     int **tokens, size_t *count, Error *err) {
     *tokens = NULL;

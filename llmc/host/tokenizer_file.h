@@ -12,7 +12,8 @@
 #include "llmc/host/json.h"
 #include "llmc/host/tokenizer.h"
 
-// A byte of a text is compared with an added token's at most so many times.
+// The bound ADDED_MAX_BYTES limits how often a byte of a text is compared with added
+// tokens.
 enum { TOKENIZER_MAX_FILE = 128 << 20, ADDED_MAX_BYTES = 256 };
 
 enum { BYTE_VOCABULARY = 257 };  // the bytes and <|endoftext|>
@@ -134,8 +135,8 @@ static inline bool json_is_off(const cJSON *object, const char *key) {
            (cJSON_IsNumber(x) && x->valuedouble == 0.0);
 }
 
-// Refuses an object of that name with a key that the format does not know, that is on where
-// we need it off, or that is a switch and neither true nor false.
+// Refuses an object of that name with an unknown key, a key that must be off but is on, or
+// a switch that is neither true nor false.
 static inline bool keys_check(const cJSON *object, const char *name, const char *path,
                               Error *err) {
     const cJSON *member;
@@ -178,7 +179,7 @@ static inline int token_by_name(const Tokenizer *tk, const char *name) {
     return number;
 }
 
-// Makes room for the vocabulary and so many added tokens. A number that is too large is
+// Makes room for the vocabulary and `added` added tokens. A number that is too large is
 // refused later.
 static inline void tokenizer_make_room(Tokenizer *tk, const cJSON *vocab, size_t added) {
     size_t count = 0;
@@ -299,7 +300,7 @@ static inline bool tokenizer_read_merges(Tokenizer *tk, const cJSON *merges,
     return true;
 }
 
-// Reads "unk_token", the name of the token that stands for a byte without one.
+// Reads "unk_token", the name of the token that replaces a byte without one.
 static inline bool tokenizer_read_unknown(Tokenizer *tk, const cJSON *model,
                                           const char *path, Error *err) {
     const char *name = json_text(model, "unk_token");
@@ -321,10 +322,10 @@ static inline bool tokenizer_read_unknown(Tokenizer *tk, const cJSON *model,
 }
 
 // ----------------------------------------------------------------------------------------
-// What stands around a text
+// Tokens before a text
 
-// Reads a TemplateProcessing: "single" is special tokens, which "special_tokens" gives the
-// numbers of, and then the text.
+// Reads a TemplateProcessing: "single" has special tokens, then the text. "special_tokens"
+// has their numbers.
 static inline bool tokenizer_read_template(Tokenizer *tk, const cJSON *post,
                                            const char *path, Error *err) {
     const cJSON *piece, *number;
@@ -458,10 +459,10 @@ static inline bool tokenizer_check_words(const cJSON *root, const char *path, Er
 // ----------------------------------------------------------------------------------------
 // Files
 
-// Finds the tokenizer.json of a model with vocabulary V: beside its weights, or else beside
-// those that its training began with; NULL: there are none. path "": a token of the model
-// is a byte. Whatever has the name is it: a link that leads nowhere is refused when it is
-// opened.
+// Finds the tokenizer.json of a model with vocabulary V: in the folder of its weights, or
+// else in the folder that its training began with. path is "" if there is none and a token
+// of the model is a byte. Takes any entry of that name; a link that leads nowhere is
+// refused when it is opened.
 static inline bool tokenizer_beside(char path[PATH_MAX], const char *weights,
                                     const char *began, size_t V, Error *err) {
     const char *const folders[] = {weights, began};

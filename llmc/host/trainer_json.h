@@ -158,9 +158,9 @@ static inline void trainer_lesson_compare(const char *saved, const char *now, FI
     }
 }
 
-// Compares the options of a checkpoint with those of a run that continues it. Returns false
-// with a sentence if a fixed one differs. Prints a note for each other one that differs.
-// Without notes, the same layout continues with the same bits.
+// Compares the options of a checkpoint with the options of a run that continues it. Returns
+// false with a sentence if a fixed one differs. Prints a note for each other one that
+// differs. Without notes, the same layout continues with the same bits.
 static inline bool trainer_state_compare(const TrainerState *saved, const TrainerState *now,
                                          FILE *out, Error *err) {
     for (int i = 0; i < TRAINER_KEY_COUNT; i++) {
@@ -218,8 +218,8 @@ static inline bool progress_data(TrainerState *progress, const DataLoader *data,
     return true;
 }
 
-// Notes the checksum of tuned.cuh's file. Another file, or none, gives other bits and no
-// other mathematics: a resumed run may have it, and says so.
+// Notes the checksum of tuned.cuh's file. Another file, or none, gives other bits but the
+// same mathematics: a resumed run may use it, and prints a note.
 static inline void progress_tuned(TrainerState *progress, uint64_t sum, bool resumes) {
     char now[sizeof progress->tuned] = "";
     if (sum) snprintf(now, sizeof now, "%016" PRIx64, sum);
