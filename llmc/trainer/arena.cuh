@@ -1,6 +1,6 @@
 // arena.cuh: one allocation per purpose. A layout function takes its buffers from an arena
-// twice: once with base NULL, which only counts the bytes, and once with the allocation,
-// which gives the pointers.
+// twice. The first time base is NULL, which only counts the bytes. The second time base is
+// the allocation, which gives the pointers.
 //
 // defines: Arena, take, host_array
 #ifndef LLMC_ARENA_CUH

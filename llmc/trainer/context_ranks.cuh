@@ -2,8 +2,9 @@
 // Ulysses of train_context, with fewer heads of keys than of queries.
 // lesson: 5d
 //
-// Letters: B sequences, T tokens of each on this rank, N = B T; A channels of queries in NH
-// heads of HS, K of keys in KV heads, and S = A + 2K of queries, keys and values together.
+// B sequences have T tokens each on this rank, and N = B T. A channels of queries are in NH
+// heads of HS, and K channels of keys in KV heads. S = A + 2K channels hold queries, keys and
+// values together.
 //
 // defines: ContextRanks, ContextKeys, ContextSizes, context_sizes_of, take_context,
 //          context_create, context_connect, context_steps, context_rows, context_forward,
@@ -30,8 +31,8 @@ struct ContextRanks {
     floatX *dqkv;      // (B, cT, S/c)
 };
 
-// The first key that each query of a micro-batch sees, as row of the keys at hand: first (c, B,
-// T) for each step of a ring, else (B, cT). NULL: all keys before it.
+// The first key that each query of a micro-batch sees, as a row of the keys of the step: first
+// (c, B, T) for each step of a ring, else (B, cT). NULL: all keys before it.
 struct ContextKeys {
     const int *first;
     const double *scores;  // [c] pairs of a query and a key that it sees, of each step
@@ -125,8 +126,8 @@ static inline void context_all_to_all(Trainer *m, ContextRanks *x, size_t count)
     NCCL_CHECK(ncclGroupEnd());
 }
 
-// local (N, S), all heads of this rank's tokens, becomes whole (B, cT, S/c), 1/c of the heads
-// of all tokens. keys: false if local has queries alone, or outputs: (N, A).
+// Turns local (N, S), all heads of this rank's tokens, into whole (B, cT, S/c), 1/c of the
+// heads of all tokens. Without `keys` local has only queries, or outputs: (N, A).
 static inline void gather_tokens(Trainer *m, ContextRanks *x, floatX *whole,
                                  const floatX *local, ContextSizes z, bool keys) {
     size_t c = x->cut.c;

@@ -1,4 +1,5 @@
-// moe_statistics.cuh: where the tokens of a step fell, summed over all ranks for --log.
+// moe_statistics.cuh: how the tokens of a step fell on the experts, summed over all ranks
+// for --log.
 // lesson: moe
 //
 // defines: MoeStatistics, take_statistics, statistics_begin, statistics_add, statistics_end

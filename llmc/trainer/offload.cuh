@@ -1,5 +1,6 @@
-// offload.cuh: helps train_offload beside its streams: its flag, bytes and copies of a layer's
-// tensors, host memory, and the share of tokens whose copies hide behind compute.
+// offload.cuh: the parts of train_offload beside its streams. These are its flag, the bytes and
+// copies of a layer's tensors, host memory, and the share of tokens whose copies hide behind
+// compute.
 // lesson: offload
 //
 // defines: OffloadRow, OFFLOAD_ROWS, Offload, OFFLOAD_OPTIONS, OFFLOAD_OPTION_ROWS, offload_check,
@@ -58,7 +59,8 @@ static inline bool offload_check(Offload *o, int recompute, Error *err) {
                           "--offload 0, which computes all but attention again");
 }
 
-// Returns the bytes of a layer on the host, when so many tokens travel.
+// Returns the bytes of a layer on the host, if `moved` of its tokens travel. A tensor marked
+// `whole` travels with all its tokens.
 static inline size_t offload_bytes(const OffloadRow *rows, size_t tokens, size_t moved) {
     size_t bytes = 0;
     for (size_t i = 0; i < OFFLOAD_ROWS; i++)

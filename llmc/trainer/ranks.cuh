@@ -1,19 +1,20 @@
-// ranks.cuh: the part of the library for trainers of several ranks: checks that all
-// started alike, the communicators of groups and links, their first use before training, a
-// comparison of replicas, and sums over ranks.
+// ranks.cuh: the part of the library for trainers of several ranks. Checks that all started
+// alike, makes the communicators of groups and links and uses them once before training.
+// Compares replicas, and sums over ranks.
 //
-// On GPUs some things happen at first use, on the host, and may wait for all that is in
-// flight: NCCL connects two ranks at their first message, and a communicator at its first
-// collective of each kind and size; CUDA loads a kernel at its first launch. Beside a
-// receive whose sender waits for us, that is a circle. So, before any training traffic:
-//   1. job_warm_up: every kind of collective on every communicator, small and large, waited
-//      for;
+// On GPUs some work happens at first use, on the host, and may wait for all work in flight.
+// NCCL connects two ranks at their first message, and a communicator at its first
+// collective of each kind and size. CUDA loads a kernel at its first launch. If a receive
+// is in flight and its sender waits for us, that is a deadlock. So these come before any
+// training traffic:
+//   1. job_warm_up: every kind of collective on every communicator, small and large. The host
+//      waits for each.
 //   2. trainer_warm_up: a micro-batch forward and backward without messages, then two with
-//      dropout;
-//   3. trainer_link (stages.cuh): a first message on each link, in ascending order, waited
-//      for.
-// The stand-ins refuse what does not keep to this (llmc/mpi/communicator.h), so that it is
-// tested without a GPU.
+//      dropout.
+//   3. trainer_link (stages.cuh): a first message on each link, in ascending order. The host
+//      waits for each.
+// The stand-ins refuse a program that breaks these rules (llmc/mpi/communicator.h), so they
+// are tested without a GPU.
 //
 // defines: job_first_difference, job_split, job_split_grid, job_warm_up, trainer_warm_up,
 //          wait_for, sample_append, replicas_check, trainer_check_replicas, trainer_open,
@@ -88,7 +89,7 @@ static inline ncclComm_t job_split_grid(Job *job, const Grid *grid, char group,
 }
 
 // Connects a communicator for collectives: a few bytes, then `bytes`, the same on all
-// ranks. scratch: so many bytes on the device, which are overwritten.
+// ranks. Overwrites `bytes` bytes of scratch, on the device.
 static inline void job_warm_up(ncclComm_t comm, void *scratch, size_t bytes,
                                cudaStream_t stream) {
     int n = 1, rank = 0;
@@ -113,9 +114,9 @@ static inline void job_warm_up(ncclComm_t comm, void *scratch, size_t bytes,
 }
 
 // Warms up: first collectives on all communicators, then run_batch over one micro-batch,
-// and over two with dropout, the second of which adds to gradients. The trainer's messages
-// come after: until it has connected them, run_batch has to go on without. Overwrites
-// buffers. run_batch: NULL for trainers without messages.
+// then over two with dropout. The second of these adds to gradients. The trainer connects
+// its messages later: until then run_batch must work without them. Overwrites buffers.
+// run_batch: NULL for trainers without messages.
 template <class Model>
 static inline void trainer_warm_up(Model *m,
                                    void (*run_batch)(Model *m, bool training) = NULL) {
@@ -201,8 +202,9 @@ static inline void trainer_check_replicas(Trainer *m) {
     job_agree(&m->job, replicas_check(m, &err), &err, 1);
 }
 
-// Were all ranks started alike? Comes before all that depends on it, --help included: ranks
-// that go different ways wait for each other for ever.
+// Compares the ranks' programs and command lines. Comes before everything that depends on
+// them, --help included: ranks that take different ways would wait for each other without
+// end.
 static inline bool trainer_same_start(int argc, char **argv, unsigned sections,
                                       size_t own_rows, Error *err) {
     uint64_t line = 0;
@@ -243,9 +245,9 @@ static inline bool trainer_same_files(const Trainer *m, Error *err) {
                                    what[i < 3 ? i : 3]);
 }
 
-// Starts the job and reads everything that the command line names. sections: which of
-// RANK_OPTIONS this trainer has, beside the rows of its lesson. Whatever is wrong is said
-// in one sentence by one rank, and all ranks leave with exit code 2.
+// Starts the job and reads everything that the command line names. sections: the parts of
+// RANK_OPTIONS that this trainer has beside the rows of its lesson. If anything is wrong,
+// one rank prints one sentence, and all ranks leave with exit code 2.
 static inline void trainer_open(Trainer *m, int argc, char **argv, unsigned sections,
                                 Lesson lesson = {}) {
     Error err;
@@ -281,8 +283,9 @@ static inline void zero_gradient(Trainer *m, int kind) {
         cudaMemsetAsync(m->state.grads + x->offset, 0, x->size * sizeof(float), m->stream));
 }
 
-// Sums the gradient of a tensor outside the layers over the ranks of a communicator, as far
-// as this rank updates the tensor: 1/d of it with ZeRO. NULL: nothing to do.
+// Sums the gradient of a tensor outside the layers over the ranks of a communicator. It
+// takes only the elements that this rank updates: 1/d of them with ZeRO. NULL: nothing to
+// do.
 static inline void sum_gradient(Trainer *m, int kind, ncclComm_t comm) {
     for (size_t i = 0; comm && i < m->state.piece_count; i++) {
         const Piece *x = &m->state.host_pieces[i];

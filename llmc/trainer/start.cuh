@@ -9,9 +9,9 @@
 #include "llmc/trainer.cuh"
 #include "llmc/trainer/tuned.cuh"
 
-// Bytes of a GPU that the plan of memory leaves to the driver and to libraries: CUDA's
-// context, kernels, cuBLASLt's workspace, and the buffers of up to 8 communicators. An
-// estimate, and the "reserve" of every GPU in dev/clusters.
+// Bytes of a GPU that the plan of memory leaves to the driver and to libraries. They hold
+// CUDA's context, kernels, cuBLASLt's workspace, and the buffers of up to 8 communicators.
+// An estimate, and the "reserve" of every GPU in dev/clusters.
 static constexpr size_t GPU_RESERVE = 3000000000;
 
 #ifdef __CUDACC__
@@ -133,7 +133,7 @@ static inline void trainer_sizes(Trainer *m, size_t t) {
     m->Vl = c->Vp / t;
 }
 
-// The next batch has so many sequences, on all data ranks together.
+// Sets the size of the next batch: `sequences` on all data ranks together.
 static inline void trainer_set_batch(Trainer *m, size_t sequences) {
     m->batch = sequences;
     m->micros = sequences / (m->B * m->readers);
@@ -192,8 +192,8 @@ static inline bool trainer_prepare(Trainer *m, int argc, char **argv, const Less
 }
 
 // Starts the one rank of train_gpt.cu, or of a lesson behind it, and reads everything that
-// the command line names. Whatever is wrong is said in one sentence, and the program leaves
-// with exit code 2. ranks.cuh has another one for trainers of several ranks.
+// the command line names. If anything is wrong, it prints one sentence and leaves with exit
+// code 2. ranks.cuh has the function for trainers of several ranks.
 static inline void trainer_open(Trainer *m, int argc, char **argv, Lesson lesson = {}) {
     Error err;
     lesson.groups = one_rank_options();
@@ -273,9 +273,9 @@ static inline void trainer_print(const Trainer *m) {
             m->opt.warmup, m->opt.steps);
 }
 
-// Allocates the buffers of the trainer's layout, which counts them in a first call and sets
-// pointers in a second, and makes the communicator of all ranks. Refuses a layout that does
-// not fit, with exit code 2; ends a --dry-run.
+// Allocates the buffers of the trainer's layout and makes the communicator of all ranks.
+// The layout counts the buffers in a first call and sets pointers in a second. Refuses a
+// layout that does not fit, with exit code 2. Ends a --dry-run.
 template <class Model>
 static inline void trainer_allocate(Model *m, void (*layout)(Model *m)) {
     struct {

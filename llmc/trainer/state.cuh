@@ -1,6 +1,6 @@
-// state.cuh: what training changes, on the device: weights, gradients, and the optimizer's
-// moments and master weights. How they are initialised, loaded, saved and stepped; all of
-// it by walking the parameter table.
+// state.cuh: the state of training on the device: weights, gradients, and the optimizer's
+// moments and master weights. Initialises, loads, saves and steps them, all by walking the
+// parameter table.
 //
 // defines: State, state_create, state_own, state_layout, state_initialise, state_start,
 //          state_save, state_download
@@ -33,8 +33,8 @@ typedef struct {
                     // master weights
 } State;
 
-// Gives a rank the flat buffer of a table, of which it owns nothing yet. Each piece begins
-// a tensor, a slice or both; a bucket has one slice at most.
+// Gives a rank the flat buffer of a table; the rank owns nothing of it yet. Each piece
+// begins a tensor, a slice or both; a bucket has one slice at most.
 static inline void state_create(State *state, const ParamTable *table) {
     memset(state, 0, sizeof *state);
     state->table = table;
@@ -188,9 +188,9 @@ static inline bool state_start(State *state, const char *dir, bool optimizer, ui
     return ok;
 }
 
-// Writes what this rank owns into the folder that checkpoint_create has made, or, without
-// sums, its gradients into the unfinished file of a dump, and waits until it is on the
-// disk.
+// Writes the tensors that this rank owns into the folder that checkpoint_create has made.
+// Without sums, writes its gradients into the unfinished file of a dump. Waits until they
+// are on the disk.
 static inline bool state_save(const State *state, const char *path, Checksums *sums,
                               Error *err) {
     float *host = (float *)host_alloc(state->table->largest, sizeof(float));

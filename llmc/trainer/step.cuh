@@ -28,9 +28,9 @@ static inline void trainer_synchronize([[maybe_unused]] Trainer *m,
                       : cudaDeviceSynchronize());  // which a virtual clock sees
 }
 
-// Reads a batch of so many sequences, of which inputs and targets get this data rank's
-// share. What cannot be read is 0, and the next sum over all ranks tells them. data: NULL
-// for the rows of --eval.
+// Reads a batch of `sequences` sequences. inputs and targets get this data rank's share. If
+// a read fails, they are 0, and the next sum over all ranks tells them. data: NULL for the
+// rows of --eval.
 static inline void trainer_load(Trainer *m, DataLoader *data, uint64_t first,
                                 size_t sequences, bool shuffle) {
     trainer_set_batch(m, sequences);
@@ -91,9 +91,9 @@ static inline double trainer_loss_share(Trainer *m) {
     return sum;
 }
 
-// Sums the first `count` of host_totals over all ranks, through the device, and in one
-// message with them the loss and whether a rank could not read its data, which ends the
-// run, or got a signal. Returns the batch's mean loss per token. Synchronises.
+// Sums the first `count` of host_totals over all ranks, through the device. The same
+// message sums the loss, and flags: a rank could not read its data, which ends the run, or
+// got a signal. Returns the batch's mean loss per token. Synchronises.
 static inline double trainer_sum(Trainer *m, size_t count, double loss) {
     double *x = m->host_totals;
     size_t bytes = (count + TOTALS_EXTRA) * sizeof(double);
@@ -146,9 +146,9 @@ static inline size_t trainer_bad_weight(Trainer *m) {
     return bad;
 }
 
-// Ends the run because the loss or the norm of the gradient is not finite. The weights are
-// to blame if they are not; a gradient is only if others are finite, since a loss that is
-// not makes all of them so. totals: [tensors] squared norms.
+// Ends the run because the loss or the norm of the gradient is not finite. The message
+// names weights if they are not finite. It names a gradient only if others are finite,
+// because a loss that is not finite makes all of them so. totals: [tensors] squared norms.
 static inline void trainer_norm_failed(Trainer *m, const StepReport *report,
                                        const double *totals) {
     Error err;
