@@ -1,6 +1,6 @@
 // attention_tiles.cuh: the parts of the tensor-core kernels of attention beside the
-// products: the rows of a block, a warp and a lane; the other side's rows as tiles in
-// shared memory; fragments; masks.
+// products. They are the rows of a block, a warp and a lane, the other side's rows as tiles
+// in shared memory, fragments, and masks.
 //
 // defines: AttentionMma, MmaPlace, mma_place, TileCopy, TilePair, load_pair, load_two,
 //          load_fragments, tile_fragments, store_fragments, round_fragments,
@@ -53,7 +53,7 @@ struct MmaPlace : AttentionPlace {
     int pair;  // first column of the lane in a fragment
 };
 
-// A warp has GROUPS times 16 rows; the place is that of the first 16.
+// Returns the place of a warp's first 16 rows. It has GROUPS times 16.
 template <class A, int GROUPS = 1>
 __device__ __forceinline__ MmaPlace mma_place(const typename A::Args &a, bool keys) {
     MmaPlace p;

@@ -53,8 +53,8 @@ __global__ void __launch_bounds__(BIAS_THREADS, 6)
     store_floats<W>(partial + blockIdx.y * OC + col, sum);
 }
 
-// Adds rows of partials to a column's sum, BATCH at a time, while so many are left: a lone
-// read waits longer for memory than its addition takes.
+// Adds rows of partials to a column's sum, in batches of BATCH while enough rows are left. A
+// lone read waits longer for memory than its addition takes.
 template <size_t BATCH>
 __device__ __forceinline__ void add_batches(float *sum, const float *partials, size_t *c,
                                             size_t chunks, size_t stride) {
@@ -67,8 +67,8 @@ __device__ __forceinline__ void add_batches(float *sum, const float *partials, s
     }
 }
 
-// Second stage: a thread per column of partials [chunks, stride]. The first n sums are those
-// of `first`, the next n those of `second` unless it is NULL.
+// Second stage: a thread per column of partials [chunks, stride]. The first n sums go to
+// `first`, the next n to `second` unless it is NULL.
 __global__ void __launch_bounds__(BIAS_THREADS, 1)
     column_sums_kernel(float *first, float *second, const float *partials, size_t chunks,
                        size_t stride, size_t n, bool accumulate) {

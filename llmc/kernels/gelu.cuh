@@ -105,9 +105,9 @@ __global__ void __launch_bounds__(BIAS_THREADS)
     store_floats<W>(partial + blockIdx.y * F + col, sum);
 }
 
-// dinp[N,F] = dout * gelu'(inp), and dbias[F] = or += the sums of its columns, with the
-// bits of bias_backward. dbias is the gradient of the bias that was added to inp. dinp may
-// be dout. scratch: bias_backward_scratch(N, F) floats.
+// Computes dinp[N,F] = dout * gelu'(inp). dinp may be dout. The sums of its columns become
+// dbias[F] or are added to it: the gradient of the bias that was added to inp. They have
+// the bits of bias_backward. scratch: bias_backward_scratch(N, F) floats.
 static inline void gelu_backward(floatX *dinp, float *dbias, float *scratch,
                                  const floatX *dout, const floatX *inp, size_t N, size_t F,
                                  bool accumulate, cudaStream_t stream) {

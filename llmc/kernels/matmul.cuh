@@ -1,6 +1,7 @@
 // matmul.cuh: every matrix product of the trainers, on cuBLASLt. Matrices are row-major
-// [rows, cols]. The weights of matmul_ are [IC, OC], as in Hugging Face's GPT-2. Those of
-// linear_ are [OC, IC], as in its Linear and in the embedding, which is the head too.
+// [rows, cols]. The weights of matmul_ are [IC, OC], as in Hugging Face's GPT-2. The
+// weights of linear_ are [OC, IC], as in its Linear and in the embedding, which is the
+// head too.
 //
 // defines: GEMM_ALGORITHMS, Matmul, matmul_create, gemm, matmul_forward,
 //          matmul_backward_input, matmul_backward_weight, linear_forward,
@@ -13,7 +14,8 @@
 
 #include "llmc/kernels/cuda_common.cuh"
 
-// `make tune` times so many of the algorithms that cuBLASLt proposes for a product.
+// `make tune` times this number of the algorithms that cuBLASLt proposes for a product.
+// tune` times.
 enum { GEMM_ALGORITHMS = 8 };
 
 // Bytes of scratch for cuBLASLt. The stand-in takes hardly any, and each rank fills its

@@ -1,11 +1,13 @@
 // mma.cuh: thin wrappers of the tensor-core instructions for bf16 (sm_80 and later) and
 // their companions. All 32 lanes of a warp call them together. Fragments are laid out as
-// the PTX ISA documents for m16n8k16; with g = lane / 4 and t = lane % 4:
-//   a[4]: (row g, columns 2t, 2t+1), (row g+8, the same), (row g, columns 2t+8, 2t+9), (row
-//   g+8, the same)
-//   b[2]: (rows 2t, 2t+1, column g), (rows 2t+8, 2t+9, column g)
-//   d[4]: (row g, columns 2t, 2t+1), (row g+8, the same)
-// so two neighbouring d fragments, rounded, are an a fragment. llmc/cpu/tensor_core.h does
+// the PTX ISA documents for m16n8k16. With g = lane / 4 and t = lane % 4:
+//
+//   a[0]  row g,     columns 2t, 2t+1          a[1]  row g + 8, the same
+//   a[2]  row g,     columns 2t+8, 2t+9        a[3]  row g + 8, the same
+//   b[0]  rows 2t, 2t+1,     column g          b[1]  rows 2t+8, 2t+9, column g
+//   d[0], d[1]  row g, columns 2t, 2t+1        d[2], d[3]  row g + 8, the same
+//
+// So two neighbouring d fragments, rounded, are an a fragment. llmc/cpu/tensor_core.h does
 // the same on a CPU.
 //
 // defines: DYNAMIC_SHARED, LAUNCH_LARGE, multiprocessor_shared, bfloat16, SharedTile,
@@ -130,8 +132,8 @@ __device__ __forceinline__ void ldmatrix_x4(uint32_t (&registers)[4], SharedTile
 #endif
 }
 
-// Returns the lane's address for the first ldmatrix of a product with a tile, rows STRIDE
-// elements apart: b^T as tile[n][k], or with TRANS b itself as tile[k][n].
+// Returns the lane's address for the first ldmatrix of a product with a tile. Its rows are
+// STRIDE elements apart: b^T as tile[n][k], or with TRANS b itself as tile[k][n].
 template <bool TRANS, int STRIDE>
 __device__ __forceinline__ SharedTile matrix_row(const bfloat16 *tile) {
     // Matrices 0 and 1 are the two halves of k for one column tile, 2 and 3 those for the
@@ -141,8 +143,8 @@ __device__ __forceinline__ SharedTile matrix_row(const bfloat16 *tile) {
                             : tile + (n + lane % 8) * STRIDE + k);
 }
 
-// d[m][16, 8 N8] += a[m][16, 16 K16] b for each m: b is read once. d[m][n] and a[m][k] are
-// fragments; N8 is even; row is matrix_row of b's tile.
+// Adds to d[m][16, 8 N8] the product a[m][16, 16 K16] b for each m. It reads b once.
+// d[m][n] and a[m][k] are fragments, N8 is even, and row is matrix_row of b's tile.
 template <bool TRANS, int STRIDE, int M, int N8, int K16>
 __device__ __forceinline__ void mma_product(float (&d)[M][N8][4],
                                             const uint32_t (&a)[M][K16][4],
@@ -204,8 +206,8 @@ __device__ __forceinline__ void quad_max(float (&x)[2]) {
     quad_reduce<false>(x);
 }
 
-// all[i] = the x of lane i * STRIDE of the lane's COUNT, which are STRIDE apart: <4, 1> are
-// the lanes of a row of d, <8, 4> those of a column.
+// Writes to all[i] the x of lane i * STRIDE among the lane's COUNT lanes, which are STRIDE
+// apart. <4, 1> are the lanes of a row of d, <8, 4> the lanes of a column.
 template <int COUNT, int STRIDE>
 __device__ __forceinline__ void warp_gather(uint32_t (&all)[COUNT], uint32_t x) {
     int lane = threadIdx.x % 32, first = lane - lane / STRIDE % COUNT * STRIDE;

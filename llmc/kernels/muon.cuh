@@ -9,9 +9,9 @@
 //
 // Each step of Newton-Schulz moves all singular values of X towards 1, so X ends near the
 // orthogonal matrix that is nearest to U. A tall matrix takes A = X' X and multiplies from
-// the right, which is the same polynomial of fewer products. Products are of floatX: fp32 or
-// bf16. Liu et al. 2025 found the factor of the update: with it AdamW's learning rate and
-// decay suit.
+// the right, which is the same polynomial with smaller products. Products are of floatX:
+// fp32 or bf16. With the factor 0.2 sqrt(max(rows, cols)) of Liu et al. 2025, AdamW's
+// learning rate and decay suit Muon, too.
 //
 // defines: MuonScratch, muon_momentum, muon_normalise, muon_combine, muon_orthogonalise,
 //          muon_update
@@ -173,9 +173,8 @@ __global__ void __launch_bounds__(ROW_THREADS)
     }
 }
 
-// Updates the matrix in the tensor params, as far as its elements are among the tensor's
-// [lo, hi), by scratch->x. master [hi - lo] are the fp32 weights of these, or NULL where
-// floatX is float.
+// Updates the matrix in the tensor params by scratch->x, but only its elements among the
+// tensor's [lo, hi). master [hi - lo] are their fp32 weights, or NULL if floatX is float.
 static inline void muon_update(floatX *params, float *master, const MuonScratch *scratch,
                                MuonMatrix shape, size_t lo, size_t hi, double lr,
                                double decay, cudaStream_t stream) {

@@ -2,8 +2,8 @@
 // 2020), and relu(x)^2.
 // lesson: llama
 //
-// A row of the input is F gates, then the F channels that they multiply: one matrix product
-// makes both.
+// A row of the input has F gates, then the F channels that they multiply. One matrix
+// product computes both.
 //
 // defines: swiglu_forward, swiglu_backward, relu2_forward, relu2_backward
 #ifndef LLMC_SWIGLU_CUH

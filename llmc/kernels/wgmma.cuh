@@ -1,13 +1,13 @@
-// wgmma.cuh: the instructions of Hopper (sm_90a) that work while their thread does
-// something else: products by a warpgroup of 128 threads (wgmma) and copies of tiles by the
-// copy engine (TMA). And the barriers in shared memory on which threads wait for a copy or
-// for each other (mbarrier). llmc/cpu/warpgroup.h does the same on a CPU, as late as a GPU
-// may.
+// wgmma.cuh: the asynchronous instructions of Hopper (sm_90a), and their barriers.
+//   wgmma     products by a warpgroup of 128 threads;
+//   TMA       copies of tiles by the copy engine;
+//   mbarrier  barriers in shared memory, on which threads wait for a copy or for each other.
+// llmc/cpu/warpgroup.h does the same on a CPU, as late as a GPU may.
 //
-// A tile has rows of HS channels, 64 or 128, in panels of 64: a panel's rows are 128 bytes
-// each, and each begins at a multiple of 1024 bytes. The copy engine swizzles the eight
-// 16-byte pieces of a row (piece i of row r lies at place i ^ r % 8), so that eight
-// neighbouring rows of a column lie in different banks; products undo it.
+// A tile has rows of HS channels, 64 or 128, in panels of 64. A panel's rows are 128 bytes
+// each, and each panel begins at a multiple of 1024 bytes. The copy engine swizzles the
+// eight 16-byte pieces of a row: piece i of row r lies at place i ^ r % 8. So eight
+// neighbouring rows of a column lie in different banks. Products undo it.
 //
 // defines: WGMMA_CODE, wgmma_device, device_multiprocessors, shared_address, barrier_init,
 //          barriers_ready, barrier_expect, barrier_arrive, barrier_wait, warpgroup_barrier,
@@ -155,7 +155,7 @@ __device__ __forceinline__ void registers_more() {
 
 // ---- products --------------------------------------------------------------------------
 
-// Before products: what this thread wrote to their registers comes first.
+// Orders this thread's writes to the registers of products before the products.
 __device__ __forceinline__ void wgmma_fence() {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
@@ -243,9 +243,12 @@ __device__ __forceinline__ void wgmma_columns(float (&d)[16][4], const uint32_t 
 }
 #endif
 
-// Describes a matrix in shared memory. Bits 0-13: address / 16; 16-29: bytes / 16 to the
-// next 64 of the rows that are not summed over, if those lie along a panel's rows; 32-45:
-// bytes / 16 from eight rows to the next; 62-63: swizzled.
+// Describes a matrix in shared memory. Its bits are:
+//   0-13   address / 16.
+//   16-29  If the rows that are not summed over lie along a panel's rows: bytes / 16 to the
+//          next 64 of them.
+//   32-45  Bytes / 16 from eight rows to the next.
+//   62-63  The swizzle.
 __device__ __forceinline__ uint64_t wgmma_matrix(uint32_t address, uint32_t next_panel) {
     return (uint64_t)((address & 0x3FFFF) >> 4) | (uint64_t)(next_panel >> 4) << 16 |
            (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
