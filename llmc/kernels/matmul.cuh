@@ -15,7 +15,6 @@
 #include "llmc/kernels/cuda_common.cuh"
 
 // `make tune` times this number of the algorithms that cuBLASLt proposes for a product.
-// tune` times.
 enum { GEMM_ALGORITHMS = 8 };
 
 // Bytes of scratch for cuBLASLt. The stand-in takes hardly any, and each rank fills its
