@@ -1,35 +1,34 @@
 // attention.cu: attention by several kernels, each checked against plain loops in double, forward
-// and backward, at ragged sizes, for the same bits again and in any order of threads, and for
-// memory that grows with T, not T^2.
+// and backward, at ragged sizes. Each must give the same bits again and in any order of threads,
+// and its memory must grow with T, not T^2.
 //
-//   1 gemm     a GEMM a head around a softmax kernel; the probabilities [B,NH,T,T] are stored
-//   2 naive    flash: a thread per row goes over the other rows in global memory, and stores no
-//              score
-//   3 lanes    the rows of a block share tiles in shared memory, several threads a row: llmc's
-//              fp32 path on a GPU
-//   4 vectors  4, 8 or 16 rows a thread, the lanes of a vector, no barrier: llmc's fp32 path on a
-//              CPU
-//   5 tensor   the products on tensor cores, fragments from product to product in registers:
-//              llmc's bf16 path
-//   6 wgmma    Hopper: asynchronous products of four warps, tiles by the copy engine (on a CPU by
-//              stand-ins, as late as they may be): llmc's bf16 path for heads of 64 and 128 on
-//              sm_90
-//   7 llmc     attention_forward and attention_backward: 3 or 4; in bf16 6, or 5, where the head
-//              size allows. 5 has 32 rows a warp forward for 33 to 64 channels: a tile is read
-//              once for both halves
+//   1 gemm     A GEMM a head around a softmax kernel. The probabilities [B,NH,T,T] are stored.
+//   2 naive    Flash: a thread per row goes over the other rows in global memory. It stores no
+//              score.
+//   3 lanes    The rows of a block share tiles in shared memory, several threads a row. llmc's
+//              fp32 path on a GPU.
+//   4 vectors  4, 8 or 16 rows a thread, the lanes of a vector, no barrier. llmc's fp32 path on
+//              a CPU.
+//   5 tensor   The products on tensor cores, fragments from product to product in registers.
+//              llmc's bf16 path.
+//   6 wgmma    Hopper: asynchronous products of four warps, tiles by the copy engine (on a CPU
+//              by stand-ins, as late as they may be). llmc's bf16 path for heads of 64 and 128
+//              on sm_90.
+//   7 llmc     attention_forward and attention_backward: 3 or 4. In bf16 it is 6 or 5, if the
+//              head size allows it. For 33 to 64 channels 5 has 32 rows a warp forward: it reads
+//              a tile once for both halves.
 //
-// and grouped queries (GQA, Ainslie et al. 2023), whose heads of k and v serve several heads of
-// q:
+// Grouped queries (GQA, Ainslie et al. 2023), whose heads of k and v serve several heads of q:
 //
-//   1 copies   k and v are copied for every head of q, and the copies' gradients summed
-//   2 wgmma    6 without a copy: a block of keys goes over the heads of its group
-//   3 llmc     the same kernels as 7
+//   1 copies   k and v are copied for every head of q, and the copies' gradients summed.
+//   2 wgmma    6 without a copy: a block of keys goes over the heads of its group.
+//   3 llmc     The same kernels as 7.
 //
-// and attention to some of the keys before a query: to those of its document, or of a window. Tiles
+// Attention to some of the keys before a query: the keys of its document, or of a window. Tiles
 // that no row of a block meets are skipped:
 //
-//   1 lanes    3 with the first key of each query
-//   2 llmc     the kernels of 7, but for wgmma: 3, 4 or 5
+//   1 lanes    3 with the first key of each query.
+//   2 llmc     The kernels of 7 without wgmma: 3, 4 or 5.
 #include "dev/cuda/bench.h"
 
 #include "llmc/kernels/attention_first.cuh"
@@ -106,8 +105,8 @@ static void copy_head(floatX *to, size_t to_stride, const floatX *from, size_t f
     (to, to_stride, from, from_stride, T * HS, HS, factor);
 }
 
-// d[T,T] = factor a[T,HS] b[T,HS]^T for each head; a and b are rows of HS values, lda and ldb
-// apart. heads[2,T,HS] is scratch.
+// Computes d[T,T] = factor a[T,HS] b[T,HS]^T for each head. a and b are rows of HS values, lda and
+// ldb apart. heads[2,T,HS] is scratch.
 static inline void gemm_scores(floatX *d, float factor, const floatX *a, size_t lda,
                                const floatX *b, size_t ldb, size_t T, size_t HS, size_t NH,
                                floatX *heads) {

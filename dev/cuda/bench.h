@@ -12,13 +12,16 @@
 //
 // A program has one list of kernels for an operation, numbered from naive to best. The last is
 // the kernel of llmc/. Its wrappers state "must MB" and FLOPs (llmc/kernels/work.cuh says how
-// they are counted). These hold for every kernel of the list, and PROFILE=1 and the virtual clock
-// use them too. "asks MB" are the bytes of this kernel's own loads and stores; a cache should
-// serve the excess. GB/s counts the bytes that must move, so that a kernel cannot look fast by
-// moving more. The roof is the nearer of two: the bytes at the speed of a device copy, and the
-// FLOPs at the speed of a large matrix product. Both are measured first in the same run. "regs"
-// are a thread's registers, and "occup." is the share of a multiprocessor's threads that can be
-// resident, which registers, shared memory and block size limit. Only a GPU has them.
+// they are counted). All kernels of the list have the same, and so have PROFILE=1 and the virtual
+// clock. A row has these columns:
+//
+//   asks MB  The bytes of this kernel's own loads and stores. A cache should serve the excess.
+//   GB/s     Counts the bytes that must move, so that a kernel cannot look fast by moving more.
+//   roof     The nearer of two: the bytes at the speed of a device copy, and the FLOPs at the
+//            speed of a large matrix product. Both are measured first in the same run.
+//   regs     A thread's registers (on a GPU).
+//   occup.   The share of a multiprocessor's threads that can be resident (on a GPU). Registers,
+//            shared memory and block size limit it.
 //
 // A program includes this header first, because it counts the launches of the headers behind it.
 //
@@ -278,8 +281,9 @@ static inline KernelWork lab_stated(Lab *lab, const LabKernel *k, const void *pr
     return work;
 }
 
-// Times one kernel with its block size. Without one it tries several, prints the best and logs
-// all. must: lab_stated of the last kernel of its list. asks: bytes, or 0 if not counted.
+// Times one kernel with its block size. A kernel without a fixed size is timed with several.
+// Prints the best and logs all. must: lab_stated of the last kernel of its list. asks: bytes, or
+// 0 if not counted.
 static inline void lab_bench(Lab *lab, const LabKernel *k, const void *problem, KernelWork must,
                              double asks) {
     static const unsigned SWEEP[] = {32, 64, 128, 256, 512, 1024};

@@ -1,5 +1,5 @@
-// classifier.cu: softmax, cross-entropy and its gradient: kernels from naive to
-// llmc/kernels/classifier.cuh's, checked against plain loops in double. llmc's own also in
+// classifier.cu: softmax, cross-entropy and its gradient. Kernels from naive to
+// llmc/kernels/classifier.cuh's, checked against plain loops in double. Checks llmc's own also in
 // vocabulary parts, which give the same bits on one rank.
 #include "dev/cuda/bench.h"
 
@@ -70,7 +70,7 @@ static void classify_in_steps(float *losses, float *stats, floatX *logits, const
     });
 }
 
-// 4: llmc's: where a rank has all columns, and a multiprocessor room for two rows, one kernel
+// 4: llmc's. If a rank has all columns, and a multiprocessor has room for two rows, one kernel
 // copies a row to shared memory and reads it there.
 static void classify(float *losses, float *stats, floatX *logits, const int *targets, float dloss,
                      Shape k, bool gradient) {

@@ -4,8 +4,10 @@
 //
 //   mpirun -n 4 build/cpu-fp32/dev/cuda/collectives [--bench]
 //
-// With --bench, "must MB" are the bytes that a rank must send. With n ranks and S bytes these are
-// (n - 1) / n S for the halves of an all-reduce, twice as many for all of it, and S for a shift.
+// With --bench, "must MB" are the bytes that a rank must send, for n ranks and S bytes:
+//   half of an all-reduce  (n - 1) / n S
+//   all-reduce             2 (n - 1) / n S
+//   shift                  S
 // They are counted here, as no kernel's wrapper states them. "asks MB" are the bytes that this
 // version sends. The time is the slowest rank's.
 #include "dev/cuda/bench.h"

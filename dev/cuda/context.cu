@@ -1,8 +1,10 @@
-// context.cu: the kernels of context parallelism, llmc/kernels/context.cuh: attention of a pair
-// of ranks, forward and backward, the merge of partial outputs, and the orders of Ulysses'
-// all-to-all. Checked against plain loops in double, which know positions and masks but neither
-// pairs nor halves. Steps of a ring: 1 own keys, causal; 2 all queries by the first half of the
-// keys; 3 the last half of the queries by all keys.
+// context.cu: the kernels of context parallelism, llmc/kernels/context.cuh. These are attention
+// of a pair of ranks, forward and backward, the merge of partial outputs, and the orders of
+// Ulysses' all-to-all. Checked against plain loops in double, which know positions and masks but
+// neither pairs nor halves. The steps of a ring:
+//   1  Own keys, causal.
+//   2  All queries by the first half of the keys.
+//   3  The last half of the queries by all keys.
 #include "dev/cuda/bench.h"
 
 #include "llmc/kernels/context.cuh"
@@ -110,9 +112,9 @@ static floatX *to_rank(floatX *device, const double *rows, size_t n) {
     return device;
 }
 
-// Plain attention of a step's queries by the keys of its owner that they may see, without knowing
-// which halves these are: out[B,T/c,A] and lse[B,NH,T/c]; rows that see none are left at 0, and
-// at minus infinity.
+// Computes plain attention of a step's queries by the keys that they may see, without knowing
+// which halves these are. Writes out[B,T/c,A] and lse[B,NH,T/c]. Leaves rows that see no key at
+// 0, and at minus infinity.
 static void plain_pair(double *out, double *lse, const Rank *r, const double *qkv) {
     const Shape &s = r->s;
     size_t T = s.T / s.c, HS = s.A / s.NH;
@@ -228,8 +230,8 @@ static void check_ring(Shape s, double errors[KERNELS]) {
     test_release(mark);
 }
 
-// Ulysses' four orders: what leaves c ranks, exchanged, is every token in order, with 1/c of the
-// heads; and back again.
+// Checks Ulysses' four orders. Cut, exchanged and joined, the rows of c ranks must be every token
+// in order, with 1/c of the heads. The way back must restore them.
 static void check_ulysses(size_t c, bool zigzag, size_t B, size_t T, size_t parts, size_t A,
                           double errors[KERNELS]) {
     size_t mark = test_count, held = T / c, n = B * held * parts * A, piece = n / c;

@@ -120,7 +120,8 @@ typedef struct {
 } Case;  // ranks: into how many parts the vocabulary is cut
 
 // Adds dout[N, C] to dwte as the kernel does if each block has one row of the vocabulary, so that
-// no other row comes between: in the order of the positions, compensated until its list is full.
+// no other row comes between. Adds in the order of the positions, compensated until the block's
+// list is full.
 static void add_in_order(float *dwte, const float *dout, const int *tokens, size_t N, size_t C,
                          size_t V) {
     size_t mark = test_count, *listed = (size_t *)test_memory(V * sizeof(size_t));

@@ -102,9 +102,9 @@ static inline float *to_host_floatX(const floatX *device, size_t n, cudaStream_t
     return x;
 }
 
-// Largest |got - want| / (|want| + the root mean square of want); infinite if got has a NaN.
-// `terms` is the size of the numbers whose sum an element is: it counts where all of want is 0,
-// which they cancel to, up to their rounding.
+// Returns the largest |got - want| / (|want| + the root mean square of want). It is infinite if
+// got has a NaN. If all of want is 0, because numbers cancel up to their rounding, `terms`
+// replaces the root mean square. It is the size of these numbers.
 static inline double test_error_beside(const float *got, const double *want, size_t n,
                                        double terms) {
     double square = 0.0, worst = 0.0;

@@ -1,6 +1,6 @@
-// layernorm.cu: layer normalisation with the residual before it, forward and backward: kernels
-// from naive to llmc/kernels/layernorm.cuh's, checked against llmc/reference_layers.h. llmc's own
-// also with a warp and with a thread per row.
+// layernorm.cu: layer normalisation with the residual before it, forward and backward. Kernels
+// from naive to llmc/kernels/layernorm.cuh's, checked against llmc/reference_layers.h. Checks
+// llmc's own also with a warp and with a thread per row.
 #include "dev/cuda/bench.h"
 
 #include "llmc/kernels/layernorm.cuh"
@@ -135,9 +135,9 @@ __global__ void dinp_block_a_row(floatX *dinp, const floatX *dresidual, const fl
     }
 }
 
-// 3: a warp a row, which sums its rows' columns in [2, C] floats of its own: in shared memory,
-// where large C leaves room for few warps; or, if C is too large for that or one thread has the
-// row, one warp in the block's partials.
+// 3: a warp a row. It sums its rows' columns in [2, C] floats of its own in shared memory, which
+// has room for few warps if C is large. If C is too large for that, or one thread has the row, a
+// block has one warp, which sums in the block's partials.
 enum {
     COLUMNS_FLOATS = 48 * 1024 / sizeof(float)
 };  // as much as a block may have: 8 warps with C = 768

@@ -1,4 +1,4 @@
-// matmul.cu: the matrix products and the gradient of a bias: kernels from naive to
+// matmul.cu: the matrix products and the gradient of a bias. Kernels from naive to
 // llmc/kernels/matmul.cuh's, checked against llmc/reference_layers.h and reference_llama.h at
 // ragged sizes. With --bench, llmc's products also at the shapes of GPT-2 124M.
 #include "dev/cuda/bench.h"
@@ -266,8 +266,8 @@ static void activated2(const Problem *p, unsigned) {
     gelu_forward(p->out, p->pre_gelu, p->N * p->OC, lab.stream);
 }
 
-// 1: a thread a column walks over all rows. 2: a thread a column of some rows, whose sum it adds
-// to memory: in any order, so that another run has other bits.
+// 1: a thread a column walks over all rows. 2: a thread a column of some rows adds its sum to
+// memory. The order is open, so another run has other bits.
 __global__ void bias_thread_a_column(float *dbias, const floatX *dout, size_t N, size_t OC) {
     size_t col = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (col >= OC) return;

@@ -1,4 +1,4 @@
-// rope.cu: rotary position embedding on the heads of q and k, forward and back: kernels from
+// rope.cu: rotary position embedding on the heads of q and k, forward and back. Kernels from
 // naive to llmc/kernels/rope.cuh's, checked against llmc/reference_llama.h.
 #include "dev/cuda/bench.h"
 

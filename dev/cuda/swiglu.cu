@@ -1,5 +1,5 @@
 // swiglu.cu: the MLP activations of Llama (silu(gate) * up) and Nemotron (relu(x)^2), forward and
-// backward: kernels from naive to llmc/kernels/swiglu.cuh's, checked against
+// backward. Kernels from naive to llmc/kernels/swiglu.cuh's, checked against
 // llmc/reference_llama.h.
 #include "dev/cuda/bench.h"
 

@@ -1,11 +1,11 @@
-// byte_corpus.c: makes training data from any files without a tokenizer: a token is a byte (0 to
+// byte_corpus.c: makes training data from any files without a tokenizer. A token is a byte (0 to
 // 255) or 256, <|endoftext|>.
 //
 //   byte_corpus TRAIN.bin VAL.bin FILE...
 //
 // Writes two shards in llm.c's format: 256 int32 (magic 20240520, version 1, number of tokens),
 // then uint16 tokens. <|endoftext|> stands before each file. Every 20th block of 2 KiB goes to
-// VAL.bin; since that tears a file into pieces that do not belong together, <|endoftext|> stands
+// VAL.bin. That cuts a file into pieces that do not belong together, so <|endoftext|> stands
 // before each piece too.
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE

@@ -1,5 +1,5 @@
-// checkpoints.h: fuzz targets: checkpoints that one layout writes and another reads, and folders
-// of checkpoints that somebody has touched.
+// checkpoints.h: fuzz targets for checkpoints that one layout writes and another reads, and for
+// folders of checkpoints that a user has changed.
 //
 // defines: fuzz_json, fuzz_config, fuzz_reshard, fuzz_folder
 #ifndef DEV_FUZZ_CHECKPOINTS_H

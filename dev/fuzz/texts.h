@@ -135,9 +135,8 @@ static void fuzz_cluster(const uint8_t *data, size_t size) {
     close(fd);
 }
 
-// Any layout on any of the clusters that are described here: one that step_check takes has a
-// time, no less than its bound, that is the sum of its parts and the same when it is asked for
-// again.
+// Simulates any layout on one of the clusters described here. If step_check accepts it, its time
+// is at least its bound and the sum of its parts. A second call must return the same time.
 static void fuzz_simulate(const uint8_t *data, size_t size) {
     static const char *const names[] = {"laptop",    "dgx-a100", "selene-2021",
                                         "roce-a100", "eos-2025", "holmes-a100"};

@@ -71,7 +71,7 @@ static inline bool cluster_is_unlike(const Cluster *c) {
     return c->network[NETWORK_ETHERNET][0] > 0;
 }
 
-// Where a layout's groups and messages sit: all that its time has of the order.
+// The places of a layout's groups and messages. Its time depends on the order only through them.
 typedef struct {
     Placement tensor, data, ends;
     double forward, wrapped;  // s of a message to the next stage, and from the last to the first
@@ -407,8 +407,8 @@ static inline bool search_fits_schedule(Search *s, Candidate x, Schedule schedul
     return false;
 }
 
-// True if a layout of these t, p and d fits: one that needs as little memory as any. Such have
-// the least micro-batch and 1F1B. Where layers are not recomputed, v-half may need less.
+// True if a layout of these t, p and d fits, one that needs as little memory as any. It has the
+// least micro-batch and 1F1B. If layers are not recomputed, v-half may need less.
 static inline bool search_fits_grid(Search *s, Candidate x) {
     const Wish *w = &s->wish;
     StepLayout *r = &x.run;

@@ -239,8 +239,10 @@ static inline void counts_text(const Search *s, char *text, size_t size) {
         snprintf(text + n, size - (size_t)n, ", %zu cannot be among the best", s->beaten);
 }
 
-// What a rank of the first stage sends in a dimension: t, c and e in the forward of a layer and
-// micro-batch, p to the next stage, d once a step.
+// The traffic of a rank of the first stage in a dimension.
+//   t, c, e  In the forward of a layer and micro-batch.
+//   p        To the next stage.
+//   d        Once a step.
 typedef struct {
     char name;
     size_t size;
@@ -278,8 +280,8 @@ static inline void dimension_costs(const Search *s, const Candidate *x,
     memcpy(costs, all, sizeof all);
 }
 
-// Says how a neighbour of the best layout does: refused, too large, or how much slower and by
-// what.
+// Says how a neighbour of the best layout does: refused, too large, or slower, by how much and
+// why.
 static inline void neighbour_text(const Search *s, Candidate x, char *text, size_t size) {
     Error err;
     StepTime best = simulated(s, &s->best[0]), time;
