@@ -1,5 +1,5 @@
-// draw_layer.h: one transformer layer on a tensor rank, without and with sequence parallelism:
-// layer_forward of train_gpt_tp.cu, with shapes and collectives on the arrows.
+// draw_layer.h: one transformer layer on a tensor rank, without and with sequence parallelism.
+// It is layer_forward of train_gpt_tp.cu, with shapes and collectives on the arrows.
 #ifndef LLMC_DRAW_LAYER_H
 #define LLMC_DRAW_LAYER_H
 

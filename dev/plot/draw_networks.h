@@ -20,8 +20,8 @@ static inline Cluster networks_cluster(void) {
     return c;
 }
 
-// Returns the position in NETWORKS_NAMES of the network of a group of rank `rank`, a letter of
-// grid_group, with t = 4, d = 8, p = 2; stores its ranks.
+// Returns the position in NETWORKS_NAMES of the network of a group of rank `rank`. The group is
+// a letter of grid_group, with t = 4, d = 8, p = 2. Stores its ranks.
 static inline int networks_of(const Cluster *c, const char *order, size_t rank, char group,
                               size_t *ranks, size_t *count) {
     Grid g = {0, 0, 4, 8, 2, 0, 0, 0, ""};

@@ -1,6 +1,6 @@
 // experts.c: draws how the tokens of a training run fell on the experts, from the --log of
-// train_moe: for each layer the share of the choices that each expert got (a line each; dashed:
-// equal shares) and the share that was dropped (dotted).
+// train_moe. For each layer it draws the share of the choices that each expert got (a line
+// each; dashed: equal shares). A dotted line is the share that was dropped.
 //
 //   experts [--title TEXT] [--out FILE.svg] LOG.jsonl
 #include <cjson/cJSON.h>

@@ -1,6 +1,6 @@
-// loss.c: draws the losses of one or more --log files as an SVG: training loss (thin as logged,
-// thick smoothed) and validation loss (dots) over steps. With --text it prints those of one file
-// as lines of text.
+// loss.c: draws the losses of one or more --log files over steps, as an SVG. Training loss is a
+// thin line as logged and a thick one smoothed, and validation loss has dots. With --text it
+// prints one file's losses as lines of text.
 //
 //   loss [--title TEXT] [--smooth STEPS] [--width PIXELS] [--out FILE.svg] [LABEL=]LOG.jsonl ...
 //   loss --text [--out FILE.svg] LOG.jsonl

@@ -1,5 +1,5 @@
-// profile.c: prints where the training steps of a --trace file spend their time, a row per rank,
-// and with --out draws it as an SVG, a stacked bar per rank.
+// profile.c: prints the parts of the training steps of a --trace file and their time, a row per
+// rank. With --out draws them as an SVG, a stacked bar per rank.
 //
 //   profile [--skip N] [--title TEXT] [--width PIXELS] [--out FILE.svg] TRACE.json
 //

@@ -28,7 +28,7 @@ static inline bool plot_integer(const char *text, long lowest, long highest, lon
     return *text && !*end && errno == 0 && *value >= lowest && *value <= highest;
 }
 
-// True when the whole text is so many numbers from 0 to 1000000, with commas between them.
+// True if the whole text is `count` numbers from 0 to 1000000, with commas between them.
 static inline bool plot_numbers(const char *text, long count, double *values) {
     char *end;
     for (long i = 0; i < count; i++, text = end + 1) {
@@ -40,8 +40,8 @@ static inline bool plot_numbers(const char *text, long count, double *values) {
     return true;
 }
 
-// A flag of a program, and the place of its value: a bool that it sets, a text, a long from lowest
-// to highest, or `lowest` doubles.
+// A flag of a program, and the place of its value. The value is a bool that the flag sets, a text,
+// a long from lowest to highest, or `lowest` doubles.
 typedef enum { PLOT_SWITCH, PLOT_TEXT, PLOT_INTEGER, PLOT_NUMBERS } PlotKind;
 typedef struct {
     const char *name;

@@ -1,13 +1,14 @@
 // timeline.c: draws one training step of a --trace file as an SVG like the figures of the
-// pipeline papers: a row per rank, a box per forward, backward and weight step with its
-// micro-batch, and the measured bubble beside the formula of 1F1B, which has no weight steps.
+// pipeline papers. It has a row per rank, and a box per forward, backward and weight step with
+// its micro-batch. The measured bubble stands beside the formula of 1F1B, which has no weight
+// steps.
 //
 //   timeline [--step N] [--pipeline P] [--title TEXT] [--width PIXELS] [--retime]
 //            [--costs F,B,W] [--out FILE.svg] TRACE.json
 //
-// --retime keeps what ran where and in which order, and replaces when: every step takes the mean
-// of its kind, or with --costs what is given there for a forward, an input half and a weight
-// half; messages take nothing. That is the picture to look at when ranks shared cores.
+// --retime keeps the place and the order of all steps and replaces their times. Every step takes
+// the mean of its kind. With --costs it takes the given time of a forward, an input half and a
+// weight half. Messages take nothing. Use this picture when ranks shared cores.
 #include <cjson/cJSON.h>
 #include <limits.h>
 
