@@ -20,7 +20,7 @@ void heap_reset(size_t mark) {
     memset(spare, 0, sizeof spare);
 }
 
-// The power of two that holds so many bytes.
+// Returns the exponent of the smallest power of two that holds this number of bytes.
 static int power_of(size_t bytes) {
     int power = 4;
     while (power < 63 && (size_t)1 << power < bytes) power++;

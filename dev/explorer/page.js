@@ -56,9 +56,9 @@ const DEFAULTS = {
     collectives: {op: "all-reduce", n: "4", size: "64"},
 };
 const MODEL_FIELDS = ["layers", "heads", "channels", "seq", "vocab"];  // as build.sh lists them
-// Layouts that fit: t, d, p, v, micro-batch, global batch; with experts c, e and the capacity that
-// the planner takes. Those of ptdp are Table 1 of PTD-P
-// (Narayanan et al. 2021).
+// Layouts that fit: t, d, p, v, micro-batch, global batch. A model with experts also has c, e and
+// the capacity that the planner takes. The layouts of ptdp are Table 1 of PTD-P (Narayanan et al.
+// 2021).
 const LAYOUT_FIELDS = ["tensor", "data", "pipeline", "virtual", "micro", "global", "context",
                        "expert", "capacity"];
 const LAYOUTS = {
@@ -117,8 +117,8 @@ const workerText = new Blob([$("worker").textContent], {type: "text/javascript"}
 const workerSource = URL.createObjectURL(workerText);
 
 // Returns a function that asks a worker and promises its answer. A new question ends the work on
-// the one before it, whose promise is then refused; so does its member `end`. progress(line), if
-// given, hears of work that is not done.
+// the one before it and refuses its promise. The member `end` does this, too. progress(line), if
+// given, hears of unfinished work.
 function lane() {
     let worker = null, pending = null, count = 0;
     const end = () => {
@@ -204,7 +204,7 @@ let listed = "1f1b";  // the schedule from which a list was made
 
 let panel = "schedules", timeShown = null, roundShown = 0, rankShown = 0;
 
-// The values that an address need not name: a model's name stands for its layout.
+// The values that an address may leave out. A model's name gives its layout.
 function usualOf(at, values) {
     const usual = {...DEFAULTS[at]};
     if (at === "layout" && values.model !== usual.model)
@@ -309,7 +309,7 @@ function fieldOfFlag(sentence) {
     return Object.keys(flags).find(field => sentence.includes("--" + flags[field]));
 }
 
-// Shows a sentence, or none. What is drawn is dim while it is not what the fields say.
+// Shows a sentence, or none. A sentence dims the picture, which then differs from the fields.
 function refuse(sentence) {
     $("refusal").textContent = inFields(sentence);
     $("refusal").classList.toggle("none", !sentence);

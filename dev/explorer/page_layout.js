@@ -55,7 +55,7 @@ function sourceOf(values) {
     return (trainer ? "dev/lessons/" : "") + TRAINERS[trainer] + ".cu";
 }
 
-// What the C is asked for these values.
+// Returns the question to the C for these values.
 function layoutQuestion(values) {
     const size = name => {
         const known = /^[0-9]{1,7}$/.test(values[name].trim());
@@ -183,7 +183,7 @@ function changesOf(v) {
         if (Number(v[name]) % 2 === 0) changes.push(["half " + text, {[name]: half(name)}]);
     }
     for (const kind of ["gpipe", "1f1b", "zb-h1"]) {
-        // 1F1B is what an empty field means.
+        // An empty field is 1F1B.
         const another = kind !== "1f1b" || (v.schedule && v.virtual === "1");
         if (Number(v.pipeline) > 1 && v.schedule !== kind && another)
             changes.push([kind, {schedule: kind, virtual: "1", limit: ""}]);

@@ -3,9 +3,9 @@
 let shown = null;   // the schedule that is drawn
 let pinned = null;  // another one, drawn above it on the same axis
 
-// The pinned schedule with the times at which it is drawn. Where it has another number of chunks a
-// stage, a micro-batch is as much work on a stage as in the one that is shown: one box of 1F1B is
-// as long as two of two chunks.
+// Returns the pinned schedule with the times at which it is drawn. If it has another number of
+// chunks a stage, its times are scaled: a micro-batch is the same work on a stage in both
+// schedules. So one box of 1F1B is as long as two of two chunks.
 let drawnBeside = {of: null};
 function beside() {
     const work = r => r.busy / (r.p * r.m);
@@ -26,7 +26,7 @@ const rowHeight = p => Math.max(6, Math.min(pinned && tourStep !== null ? 28 : 3
 // Stages that have room for their messages: with one more, rows are 12 pixels high.
 const MOST_LANES = 47;
 
-// What the C is asked for these values, or an exception with the sentence.
+// Returns the question to the C for these values, or throws an exception with the sentence.
 function question(values) {
     choose(values, "kind", "schedule", KINDS);
     const kind = KINDS.indexOf(values.kind), list = byHand(values.kind);
@@ -206,9 +206,11 @@ function bubbleText(r) {
            "for the first micro-batch and for the other stages' gradient norm";
 }
 
-// Calls seen(start, end, cause) for each idle time of a stage. Cause 0 fill: before its first step;
-// 1 stall: between steps up to its last forward; 2 drain: after that; 3 wait for the norm: after
-// its last step, until all are through.
+// Calls seen(start, end, cause) for each idle time of a stage. The causes:
+//   0 fill   Before its first step.
+//   1 stall  Between steps up to its last forward.
+//   2 drain  Between steps after that.
+//   3 wait for the norm  After its last step, until all stages are through.
 const CAUSES = ["fill", "stall", "drain", "wait for the norm"];
 function eachIdle(r, s, seen) {
     let stop = r.first[s + 1], last = -1, at = 0;
@@ -377,8 +379,8 @@ function drawTimeline(canvas, r, now, end) {
     drawAxis(g, end, scale, MARGIN.top + r.p * row);
 }
 
-// Returns the size of the labels of each kind, and their letter if the shortest box has room for
-// it. size 0: there is no room for a number.
+// Returns the size of the labels of each kind. Also returns their letter if the shortest box has
+// room for it. size 0: there is no room for a number.
 function labelsOf(r, scale, height) {
     const least = [Infinity, Infinity, Infinity], digits = String(r.m - 1).length;
     for (let i = 0; i < r.count; i++) {
@@ -393,9 +395,9 @@ function labelsOf(r, scale, height) {
     });
 }
 
-// A row whose boxes can be told apart. Their kinds differ without colour as well: a backward has a
-// line at its foot, the weight half a broken one; where there is room the letter stands before the
-// number of the micro-batch.
+// Draws a row whose boxes can be told apart. Their kinds differ without colour as well: a backward
+// has a line at its foot, the weight half a broken one. If there is room, the letter stands before
+// the number of the micro-batch.
 function drawRow(g, r, s, y, height, x, now, shades, lanes, follow, labels) {
     for (let i = r.first[s]; i < r.first[s + 1]; i++) {
         const start = r.times[4 * i], stop = r.times[4 * i + 1], kind = r.marks[8 * i + 4];
@@ -450,7 +452,7 @@ function drawWay(g, r, micro, row, box, x, now) {
     }
 }
 
-// A row with more boxes than pixels: each column of pixels has the mean colour of the boxes in it.
+// Draws a row with more boxes than pixels. Each column of pixels has the mean colour of its boxes.
 // colors: red, green and blue of each kind and chunk.
 function drawCrowdedRow(g, r, s, y, height, scale, now, colors) {
     const columns = Math.ceil(now * scale), sums = new Float32Array(4 * columns);

@@ -1,6 +1,6 @@
 // ---- time ---------------------------------------------------------------------------------------
 
-// The planner's names of what the fields choose.
+// The planner's names of the fields' choices.
 const RECOMPUTES = ["none", "gelu", "layer"], ORDERS = ["tdp", "tpd", "dtp", "dpt", "ptd", "pdt"];
 const SHARED_FLAGS = {
     layers: "layers",

@@ -146,7 +146,8 @@ function sentOf(x) {
     }));
 }
 
-// Runs a layout, unless the last one was the same. Returns its program and where the result is.
+// Runs a layout, unless the last one was the same. Returns its program and the address of the
+// result.
 async function runLayout(q, module) {
     const key = JSON.stringify([q.line, q.t, q.d, q.p, q.node, q.trainer, q.precision]);
     if (kept.key === key) return kept.layout;
@@ -232,7 +233,7 @@ async function time(q, module) {
     return planRow(c, c.call("plan_time", q.limit));
 }
 
-// A sentence on a change of a layout: refused, too large, slower by what.
+// Returns a sentence on a change of a layout: refused, too large, or slower and why.
 async function beside(q, module) {
     const key = JSON.stringify([q.cluster, q.base]);
     if (kept.base !== key) await time({cluster: q.cluster, ...q.base}, module);

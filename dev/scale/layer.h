@@ -7,8 +7,8 @@
 //          head_operations
 //
 // Letters as in the trainers: B, T, N = B*T tokens, Nl of a rank under sequence parallelism, C
-// channels, A = C/t of this rank's heads, F of its hidden units. "bytes" must move once: an
-// activation has 2, a dropout mask 1.
+// channels. A = C/t are the channels of this rank's heads, and F its hidden units. "bytes" must
+// move once: an activation has 2, a dropout mask 1.
 #ifndef DEV_SCALE_LAYER_H
 #define DEV_SCALE_LAYER_H
 
@@ -77,7 +77,7 @@ typedef struct {
     double ring[3];             // s of a step of the ring: with keys, and gradients, and both
 } LayerShape;
 
-// What a step of the ring carries.
+// The message of a step of the ring.
 enum { RING_KEYS, RING_GRADIENTS, RING_BOTH };
 
 // True if the layer has experts; if several ranks share its sequences. With PLAN_WITHOUT_EXPERTS
@@ -203,9 +203,9 @@ static inline double cost_residual_backward(const Cluster *c, double values, dou
 }
 
 // Adds attention among c ranks. Each step of the ring has as many scores as the causal half of a
-// rank's own, and takes as long as its message if that is longer. Forward merges its results in
-// fp32. Backward adds up gradients of keys, which follow their keys one step behind, and come home
-// in a step of their own.
+// rank's own. It takes as long as its message if that is longer. Forward merges its results in
+// fp32. Backward adds up gradients of keys, which follow their keys one step behind. They come
+// home in a step of their own.
 static inline void ops_ring(OpList *o, const Cluster *c, const LayerShape *s, bool backward) {
     double e = LAYER_WIDTH, N = (double)(s->B * s->T), A = (double)layer_heads(s);
     double K2 = (double)layer_qkv(s) - A, share = c->elementwise_efficiency;
@@ -389,8 +389,8 @@ static inline void layer_recomputes(OpList *o, const Cluster *c, const LayerShap
         ops_attention(o, c, s, false);
 }
 
-// Lists the gathers of the weights' half under sequence parallelism: for MLP and attention the
-// gradient behind them, which the input's half has gathered as well, and the input X.
+// Lists the gathers of the weights' half under sequence parallelism. MLP and attention each gather
+// the gradient behind them, which the input's half has gathered as well, and the input X.
 static inline void layer_weight_gathers(OpList *o, const Cluster *c, const LayerShape *s) {
     o->count = 0;
     for (int half = 0; half < 2; half++) {

@@ -4,14 +4,17 @@
 //   ROWS.csv...
 //         CLUSTER.json:PREFIX,...
 //
-// Each row that has a full layout, and whose id begins with a prefix, is predicted for the
-// cluster named with it, by the light simulation of step.h; a row without one is reported. Every
-// third row of a group is held out, the first included, every second one of MPT's and vTrain's,
-// and all of some groups: --fit, which seeks the values of the named constants that make the mean
-// absolute error least, does not see these. --csv writes the predictions to a file. --set tries a
-// value; --parts shows where the time goes. --trainers has the trainers in a folder simulate each
-// row that their flags can say, and compares it with the light simulation of the same software:
-// see trainer.h.
+// A row belongs to the cluster whose prefix its id begins with. The light simulation of step.h
+// predicts it. A row without a full layout is only reported.
+//
+//   --fit       Seeks the values of the named constants with the least mean absolute error. It does
+//               not see the rows that are held out: every third row of a group, the first included,
+//               every second one of MPT's and vTrain's, and all of some groups.
+//   --csv       Writes the predictions to a file.
+//   --set       Tries a value.
+//   --parts     Shows the parts of the time.
+//   --trainers  Has the trainers in a folder simulate each row that their flags can say. Compares
+//               it with the light simulation of the same software: see trainer.h.
 #include "dev/plot/tool.h"
 #include "dev/scale/rows.h"
 #include "dev/scale/step.h"
@@ -102,8 +105,8 @@ static double predict(Point *points, size_t count, bool held_out, Error *err) {
     return sum;
 }
 
-// Returns the seconds by a model of one parameter: FLOPs with recomputation (PTD-P, section 5.1)
-// at 158.5 TFLOP/s of each A100, and the pipeline's bubble. 0 on other devices.
+// Returns the seconds by a model of one parameter, 158.5 TFLOP/s of each A100. It has FLOPs with
+// recomputation (PTD-P, section 5.1), and the pipeline's bubble. 0 on other devices.
 static double trivial_seconds(const Point *x) {
     const StepLayout *r = &x->row->run;
     if (x->cluster->sms != 108) return 0;

@@ -214,8 +214,8 @@ typedef struct {
     size_t size;
 } StepMemo;
 
-// Returns the seconds of the messages of one group, in the order of the peers: those that leave the
-// node share one way, all others another.
+// Returns the seconds of the messages of one group, in the order of the peers. Messages that leave
+// the node share one way, all others another.
 static inline double step_messages(const Cluster *c, const Grid *g, size_t from, const size_t *to,
                                    size_t count, double bytes) {
     double ways[2] = {0}, latency = 0, seconds = 0;
@@ -232,8 +232,8 @@ static inline double step_messages(const Cluster *c, const Grid *g, size_t from,
     return seconds;
 }
 
-// Sets what a layer's experts and its ring send, at a stage: of the e and of the c neighbours among
-// the data ranks that the grid's rank is one of.
+// Sets the traffic of a layer's experts and of its ring, at a stage. The grid's rank has e and c
+// neighbours among the data ranks.
 static inline void step_neighbours(const Cluster *c, const StepLayout *r, const Grid *g,
                                    size_t stage, LayerShape *s) {
     size_t here = (size_t)grid_rank_at(g, 0, g->d_rank, stage), cut = step_context(r), count = 0;
@@ -428,8 +428,8 @@ static inline double step_experts(const StepLayout *r, size_t stage) {
     return step_layers(r, stage) * held * step_expert(r);
 }
 
-// Parameters that a rank of the stage holds: matrices and vectors of its layers but experts, the
-// embeddings at both ends, which are one in a V.
+// Returns the parameters that a rank of the stage holds, without experts. These are matrices and
+// vectors of its layers, and the embeddings at both ends, which are one in a V.
 static inline double step_parameters(const StepLayout *r, size_t stage) {
     double C = (double)r->C, t = (double)r->t, matrices = step_matrices(r);
     double layer = matrices * C * C / t + 7 * C / t + 6 * C + (double)r->E * C;
@@ -517,8 +517,8 @@ static inline void step_walk(StepMachine *x) {
     free(next);
 }
 
-// Returns the seconds of Muon on a matrix of m x n, m <= n: five steps of Newton-Schulz, and around
-// them the momentum, the norm in two kernels, the division by it, and the update.
+// Returns the seconds of Muon on a matrix of m x n, m <= n. It has five steps of Newton-Schulz.
+// Around them are the momentum, the norm in two kernels, the division by it, and the update.
 static inline double step_orthogonal(const Cluster *c, size_t m, size_t n) {
     double e = LAYER_WIDTH, share = c->elementwise_efficiency;
     double square = (double)(m * m), all = (double)(m * n);
@@ -593,16 +593,16 @@ static inline void step_data(const Cluster *c, const StepLayout *r, const Grid *
     *update = cost_memory(c, c->optimizer_efficiency, c->optimizer_bytes * owned);
 }
 
-// Returns the seconds of `all` that hide behind a chunk's step of so many. Of a mixture, whose
-// weights are many for its compute, all chunks but one have p such steps to hide behind.
+// Returns how many of the `all` seconds hide behind a chunk's step. A mixture has many weights for
+// its compute. There all chunks but one have p such steps to hide behind.
 static inline double step_hides(const StepLayout *r, double all, double step) {
     double others = step_mixes(r) ? (double)(r->v - 1) : 0, part = all / (others + 1);
     return fmin(part, step) + others * fmin(part, (double)r->p * step);
 }
 
-// Sums over data ranks, over the two uses of the embedding, and the update. All stages wait for
-// the gradient norm. With overlap the sums hide behind a chunk's last backward, and the gathering
-// of weights behind its next first forward; Muon's also behind the update of later layers.
+// Sums over data ranks, over the two uses of the embedding, and the update. All stages wait for the
+// gradient norm. With overlap the sums hide behind a chunk's last backward, and the gathering of
+// weights behind its next first forward. Muon's also hides behind the update of later layers.
 static inline double step_end(StepMachine *x) {
     const Cluster *c = x->c;
     const StepLayout *r = x->r;
@@ -688,14 +688,14 @@ static inline double step_send(const Cluster *c, const StepLayout *r, const Grid
     return cost_send(c, step_message(r), from, to, between);
 }
 
-// FSDP: a rank keeps 1/s of each layer, of s ranks that share a copy of the model. The next
-// layer's weights are gathered beside a layer, in forward and, with r->shard 3, again in backward;
-// behind a layer's backward its gradients are reduced and scattered. One communicator carries
-// these in the order of their calls: the scatter of a layer, then the gather of the layer two
-// behind it. Embeddings and the last layernorm are gathered once a step, and reduced at its end.
-// Behind the last micro-batch another communicator sums each shard over the replicas. In backward
-// a scatter that a gather follows slows no compute here. This is fitted to the trainers' clock,
-// which it meets within 0.5% on 13 published runs; it is not derived from the clock's rule.
+// FSDP: a rank keeps 1/s of each layer, and s ranks share a copy of the model. The next layer's
+// weights are gathered beside a layer, in forward and, with r->shard 3, again in backward. Behind a
+// layer's backward its gradients are reduced and scattered. One communicator carries these in the
+// order of their calls: the scatter of a layer, then the gather of the layer two behind it.
+// Embeddings and the last layernorm are gathered once a step, and reduced at its end. Behind the
+// last micro-batch another communicator sums each shard over the replicas. In backward a scatter
+// that a gather follows slows no compute here. This rule is fitted to the trainers' clock, not
+// derived from it. It meets the clock within 0.5% on 13 published runs.
 static inline void step_sharded(const Cluster *c, const StepLayout *r, size_t m, StepTime *out) {
     Grid g = step_grid(c, r);
     StepPieces pieces[1];

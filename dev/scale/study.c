@@ -1,6 +1,6 @@
 // study.c: simulates the trade-offs of PTD-P (Narayanan et al. 2021), section 5. Draws figures 11
-// to 18, with lines for the model of step.h and dots for published runs. Also shows how far the
-// number of GPUs can grow at a constant batch.
+// to 18, with lines for the model of step.h and dots for published runs. Also shows the limit of
+// growing the number of GPUs at a constant batch.
 //
 //   study ROWS.csv FOLDER          draws FOLDER/study-*.svg
 //   study --table ROWS.csv         prints dev/scale/README.md's table of figures and of growth
