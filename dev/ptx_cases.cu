@@ -1,6 +1,6 @@
-// ptx_cases.cu: runs attention of every capacity, and kernels of llmc/ that no program of
-// dev/cuda checks in the interpreter, at small sizes, and prints their results: as a CPU computes
-// them, and as dev/ptx.py interprets them. `make ptx` compares both.
+// ptx_cases.cu: runs attention of every capacity at small sizes. Also runs kernels of llmc/ that
+// no program of dev/cuda checks in the interpreter. Prints their results as a CPU computes them,
+// and as dev/ptx.py interprets them. `make ptx` compares both.
 #include "dev/cuda/kernel_test.h"
 #include "llmc/kernels/attention_first.cuh"
 #include "llmc/kernels/add.cuh"

@@ -1,6 +1,6 @@
-// ptx_runtime.cpp: as much of the CUDA runtime as a program of dev/cuda calls, for dev/ptx.py,
-// which loads the program as a shared library: device memory is a piece of host memory, and a
-// launch calls back into the interpreter.
+// ptx_runtime.cpp: the part of the CUDA runtime that the programs of dev/cuda call, for
+// dev/ptx.py, which loads a program as a shared library. Device memory is a piece of host
+// memory. A launch calls back into the interpreter.
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
 #include <stdint.h>
