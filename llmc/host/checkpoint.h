@@ -88,7 +88,7 @@ static inline bool kept_read(Kept *kept, const char *dir, Error *err) {
     return kept->config != NULL;
 }
 
-// Writes them into a folder, but for config.json.
+// Writes the kept files into a folder, without config.json.
 static inline bool kept_write(const Kept *kept, const char *dir, Error *err) {
     char path[PATH_MAX];
     for (int i = 0; i < KEPT_COUNT; i++) {
@@ -100,8 +100,8 @@ static inline bool kept_write(const Kept *kept, const char *dir, Error *err) {
     return true;
 }
 
-// Is it a folder with nothing in it but files of a checkpoint, config.json (which is made
-// first) among them?
+// True if a folder has config.json (which is made first) and otherwise nothing but files of a
+// checkpoint.
 static inline bool checkpoint_looks_ours(const char *path) {
     bool config = false;
     int others = -2;  // . and ..
@@ -115,7 +115,8 @@ static inline bool checkpoint_looks_ours(const char *path) {
     return config && others == 0;
 }
 
-// Is it the checkpoint of that step and nothing else? Only then may it be removed.
+// True if the folder is the checkpoint of that step and nothing else. Only then may it be
+// removed.
 static inline bool checkpoint_is_ours(const char *path, size_t step) {
     TrainerState state;
     Error err;
@@ -133,8 +134,8 @@ static inline void checkpoint_remove(const char *path) {
     rmdir(path);
 }
 
-// The name of a checkpoint while it is being written, which no other living process takes,
-// on any node.
+// Writes the name that a checkpoint has while it is being written. No other living process
+// takes it, on any node.
 static inline bool checkpoint_tmp_path(char path[PATH_MAX], const char *out_dir,
                                        size_t step, Error *err) {
     char host[65] = "";
@@ -170,7 +171,7 @@ static inline bool checkpoint_create(const char *out_dir, int *lock, size_t step
     return ok;
 }
 
-// The sum of everything but tensors: the state of training, its options, and the model's
+// Computes the sum of all but tensors: the state of training, its options, and the model's
 // configuration.
 static inline uint64_t checkpoint_state_sum(const GPTConfig *g, const TrainerState *state) {
     size_t sizes[] = {g->L, g->C, g->NH, g->V, g->maxT}, n = 0;
@@ -203,8 +204,8 @@ static inline bool checkpoint_config_sum(const char *dir, uint64_t *sum, Error *
     return true;
 }
 
-// The name of a sum: all but tensors first, then the tensors in the order of the files.
-// NULL if the tensor has no such state.
+// Returns the name of a sum: first all but tensors, then the tensors in the order of the
+// files. NULL if the tensor has no such state.
 static inline const char *checkpoint_sum_name(char name[STATE_NAME_SIZE],
                                               const Checksums *sums, size_t i) {
     if (i == 0) return "state";
@@ -213,15 +214,15 @@ static inline const char *checkpoint_sum_name(char name[STATE_NAME_SIZE],
     return state_has(&x, kind) ? state_name(name, &x, kind) : NULL;
 }
 
-// Gives a complete checkpoint in tmp_path its name. A checkpoint of the same step that has
-// the name is replaced; anything else is not ours, and now has the temporary name. False
-// with a sentence: the checkpoint stays in tmp_path.
+// Gives a complete checkpoint in tmp_path its name. Replaces a checkpoint of the same step.
+// Anything else that has the name is not ours, and gets the temporary name. False with a
+// sentence: the checkpoint stays in tmp_path.
 static inline bool checkpoint_give_name(const char *tmp_path, const char *final_path,
                                         size_t step, Error *err) {
     Error why;
     bool named = folder_replace(tmp_path, final_path, &why);
     if (!named && errno == EXDEV && checkpoint_is_ours(final_path, step)) {
-        // The old one can have no other name, but it can go. If we are killed here, the
+        // The old one can get no other name, but it can be removed. If we are killed here, the
         // next run gives ours the name.
         checkpoint_remove(final_path);
         named = rename(tmp_path, final_path) == 0;
@@ -260,8 +261,8 @@ static inline bool checkpoint_complete(const char *tmp_path, const TrainerState 
     return written && folder_sync(tmp_path, err);
 }
 
-// Rank 0, after all have written: completes the folder and gives it its name
-// OUT/step-<step>. A folder that cannot be completed goes.
+// Rank 0, after all have written: completes the folder and gives it its name OUT/step-<step>.
+// Removes a folder that cannot be completed.
 static inline bool checkpoint_commit(const char *out_dir, const char *tmp_path,
                                      const TrainerState *state, Checksums *sums,
                                      char final_path[PATH_MAX], Error *err) {
@@ -332,8 +333,7 @@ static inline bool checkpoint_same_sum(const char *dir, const char *file, const 
                                               dir, file, of, now, was);
 }
 
-// Are the sums of the whole files, the configuration and the position those that were
-// saved?
+// Compares the sums of the whole files, the configuration and the state with the saved sums.
 static inline bool checkpoint_matches(const char *dir, const Checksums *sums, Error *err) {
     char path[PATH_MAX], name[STATE_NAME_SIZE];
     cJSON *root = path_print(path, err, "%s/trainer.json", dir)

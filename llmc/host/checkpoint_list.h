@@ -21,8 +21,8 @@ static inline int checkpoint_compare(const void *a, const void *b) {
     return x->step < y->step ? -1 : x->step > y->step;
 }
 
-// Is it a name that we give: step-00000100 or, unfinished, tmp-00000100-HOST-PID (with
-// .old, see folder_replace)?
+// True for a name that we give: step-00000100 or, unfinished, tmp-00000100-HOST-PID (with
+// .old, see folder_replace).
 static inline bool checkpoint_parse_name(const char *name, bool unfinished, size_t *step) {
     char prefix[40];
     *step = (size_t)strtoull(name + strcspn(name, "0123456789"), NULL, 10);
@@ -100,9 +100,9 @@ static inline void checkpoint_prune(const char *out_dir, size_t keep, size_t ste
     free(list);
 }
 
-// Clears away what interrupted saves have left: a checkpoint that lacked only its name gets
-// it, the others go. A whole one that cannot get its name stays, if what has the name was
-// not saved later. Only under the lock: else another run may be saving.
+// Clears away the folders that interrupted saves have left. A checkpoint that lacked only
+// its name gets it; the others are removed. If its name is taken by one that was not saved
+// later, it stays. Call it only under the lock: else another run may be saving.
 static inline void checkpoint_clean(const char *out_dir) {
     char named[PATH_MAX];
     Error err;
@@ -140,8 +140,8 @@ static inline bool checkpoint_claim(const char *out_dir, bool first_rank, int *l
         checkpoint_clean(out_dir);
     else if (first_rank)
         printf("note: %s; unfinished saves tmp-* stay there\n", err->text);
-    // The longest path that will be looked for, of a name that the next run would clear
-    // away.
+    // The longest path of a save must fit. The folder has a name that the next run would
+    // clear away.
     if (!checkpoint_tmp_path(path, out_dir, (size_t)1e15, err) ||
         !path_print(file, err, "%s/optimizer.safetensors.index.json", path))
         return false;
@@ -151,8 +151,8 @@ static inline bool checkpoint_claim(const char *out_dir, bool first_rank, int *l
     return true;
 }
 
-// Says that a damaged checkpoint is passed over, after `passed` others. err keeps what is
-// wrong with the first.
+// Says that a damaged checkpoint is skipped, after `passed` others. err keeps the first
+// one's error.
 static inline void checkpoint_pass_over(const char *path, size_t passed, const Error *why,
                                         Error *err) {
     const char *name = strrchr(path, '/') + 1;
@@ -162,9 +162,9 @@ static inline void checkpoint_pass_over(const char *path, size_t passed, const E
                   path, why->text);
 }
 
-// Finds the checkpoint under out_dir that was saved last, but for the newest `passed`,
-// which are damaged. path is empty where there is none. False: all are damaged, or there is
-// no right to read them.
+// Finds the checkpoint under out_dir that was saved last, without the newest `passed`,
+// which are damaged. path is empty if there is none. False: all are damaged, or we may not
+// read them.
 static inline bool checkpoint_latest(const char *out_dir, size_t passed,
                                      char path[PATH_MAX], Error *err) {
     CheckpointEntry *list;

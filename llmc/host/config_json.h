@@ -26,8 +26,8 @@ static inline bool config_size(const cJSON *root, const char *key, size_t max, s
     return true;
 }
 
-// A key that is absent, as it then has Hugging Face's default, or has one of the values
-// that our kernels compute: JSON, with | between them.
+// True if a key is absent, which gives it Hugging Face's default, or has one of the values
+// that our kernels compute. values: JSON, with | between them.
 static inline bool config_is(const cJSON *root, const char *key, const char *values,
                              const char *path, Error *err) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, key);
@@ -39,8 +39,8 @@ static inline bool config_is(const cJSON *root, const char *key, const char *val
                            path, key, (int)strcspn(values, "|"), values);
 }
 
-// Two places of one fact, key of a and another of b: if both are there and not null,
-// they must say the same.
+// Compares two places of one fact, key of a and another of b. If both are there and not
+// null, they must agree.
 static inline bool config_agree(const cJSON *a, const char *key, const cJSON *b,
                                 const char *another, const char *path, Error *err) {
     const cJSON *x = cJSON_GetObjectItemCaseSensitive(a, key);
@@ -75,7 +75,7 @@ static const char *const CONFIG_HARMLESS[] = {
     "typical_p", "unk_token_id", "unsloth_fixed", "unsloth_version", "use_bfloat16",
     "use_cache", "vocab_size", "xla_device", NULL};
 
-// And members that must have one of these values.
+// Members that must have one of these values.
 static const char *const CONFIG_VALUES[][2] = {{"add_cross_attention", "false|null"},
                                                {"cross_attention_hidden_size", "null"},
                                                {"is_encoder_decoder", "false|null"},
@@ -134,9 +134,8 @@ static const char *const GPT2_VALUES[][2] = {
 
 // Reads a config.json with GPT-2's names, that "model_type", and `more` members, which the
 // caller reads (NULL at the end). Returns it, or NULL with a sentence that names the first
-// thing that is not as we compute it. The caller frees it with cJSON_Delete. The limits of
-// sizes, which are no lower than the flags' limits, keep every product of sizes far from
-// 2^63.
+// member that we do not compute. The caller frees it with cJSON_Delete. Sizes have limits
+// no lower than the flags' limits. They keep every product of sizes far from 2^63.
 static inline cJSON *config_read_kind(const char *path, const char *type,
                                       const char *const *more, GPTConfig *g, Error *err) {
     cJSON *root = json_read(path, CONFIG_MAX_FILE, err);
@@ -192,7 +191,7 @@ static inline bool config_read(const char *dir, const ModelSpec *spec, GPTConfig
     return ok;
 }
 
-// Writes GPT-2's config.json; members: they name the kind of model.
+// Writes GPT-2's config.json. members: JSON that names the kind of model.
 static inline bool config_write_kind(const char *path, const GPTConfig *g, bool bf16,
                                      const char *members, Error *err) {
     char text[2048], end_of_text[24] = "null";

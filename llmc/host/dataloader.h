@@ -75,8 +75,8 @@ static inline uint64_t blend_divisor(uint64_t a, uint64_t b) {
     return b ? blend_divisor(b, a % b) : a;
 }
 
-// Reads "WEIGHT:GLOB,WEIGHT:GLOB,..."; a text that begins with no weight is one source. A
-// weight is rounded to a whole number of 10^-9.
+// Reads "WEIGHT:GLOB,WEIGHT:GLOB,...". A text that does not begin with a weight is one
+// source. A weight is rounded to a whole number of 10^-9.
 static inline bool blend_read(DataLoader *dl, const char *text, Error *err) {
     char *end;
     double weight = strtod(text, &end);
@@ -145,7 +145,7 @@ static inline void blend_make(DataLoader *dl) {
     }
 }
 
-// Returns where sample n comes from, and its number among those of this source.
+// Returns the source of sample n, and its number among the samples of this source.
 static inline DataSource *blend_source(DataLoader *dl, uint64_t n, uint64_t *number) {
     uint64_t i = n % dl->parts;
     DataSource *source = &dl->sources[dl->order[i]];
@@ -245,8 +245,8 @@ static inline bool dataloader_open(DataLoader *dl, const char *pattern, size_t T
 
 // Writes the weight and the samples of each source: "7 x 4000 + 3 x 2000". If two texts
 // differ, the same sample numbers mean other samples. Names are not part of the text,
-// because data may be moved. A shuffled blend says how: in older builds all its sources had
-// one order.
+// because data may be moved. The text of a shuffled blend also tells the kind of shuffling:
+// in older builds all its sources had one order.
 static inline void dataloader_describe(const DataLoader *dl, bool shuffle, char *text,
                                        size_t size) {
     size_t n = 0;

@@ -49,8 +49,7 @@ static inline size_t eval_word_at(const EvalFile *e, size_t i) {
     return e->word_bytes == 2 ? ((const uint16_t *)words)[i] : ((const uint32_t *)words)[i];
 }
 
-// Fills tokens [T + 1] with row i. Zeros pad its end, and stand for a row behind the last
-// one.
+// Fills tokens [T + 1] with row i. Zeros pad its end, and fill a row behind the last one.
 static inline void eval_sample(const EvalFile *e, size_t i, size_t T, int *tokens) {
     size_t count = i < e->rows ? e->row[i].tokens : 0;
     for (size_t t = 0; t <= T; t++)

@@ -29,8 +29,8 @@ static inline double window_keys(int *first, const int *document, size_t T, size
     return scores;
 }
 
-// Writes where the document of each of tokens[T] begins: a document begins at the sequence's
-// first token, and at each token `eot`.
+// Writes for each of tokens[T] the position at which its document begins. A document begins
+// at the sequence's first token, and at each token `eot`.
 static inline void document_keys(int *first, const int *tokens, size_t T, int eot) {
     for (size_t t = 0; t < T; t++)
         first[t] = t == 0 || tokens[t] == eot ? (int)t : first[t - 1];

@@ -29,7 +29,7 @@ static const struct {
     {"NVIDIA B200", 2250, 0},
 };
 
-// Returns the peak FLOP/s of a device, or 0 if it is not in the table: a wrong peak would
+// Returns the peak FLOP/s of a device, or 0 if it is not in the table. A wrong peak would
 // make a wrong MFU.
 static inline double device_peak_flops(const char *name, bool bf16) {
     if (strstr(name, "MIG")) return 0;  // a slice of a GPU

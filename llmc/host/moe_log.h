@@ -1,4 +1,4 @@
-// moe_log.h: the lines of --log that say how the tokens of a step fell on the experts.
+// moe_log.h: the lines of --log about the tokens of a step on the experts.
 // lesson: moe
 //
 // defines: moe_log

@@ -33,8 +33,8 @@ static inline bool option_is_in(const Field *f, unsigned sections) {
     return !of || (of & sections);
 }
 
-// Refuses a flag that no trainer has, and says which of this trainer's it may mean: one
-// that is at most two letters away.
+// Refuses a flag that no trainer has. Names this trainer's flag that it may mean, if that
+// is at most two letters away.
 static inline bool option_unknown(const Options *o, const char *word, const char *name,
                                   Error *err) {
     const char *nearest = NULL;

@@ -53,7 +53,7 @@ static const Field RANK_OPTIONS[] = {
 };
 #undef ROW
 
-// The trainers that have a row with these tags.
+// Returns the names of the trainers that have a row with these tags.
 static inline const char *rank_option_trainers(unsigned tags) {
     return tags & OPTIONS_TENSOR     ? "train_gpt_tp and the trainers after it"
            : tags & OPTIONS_PIPELINE ? "train_gpt_pp and train_gpt_3d"

@@ -36,7 +36,7 @@ static inline bool output_open(Output *x, Error *err) {
         x->flag, x->path);
 }
 
-// One rank calls it, before any work.
+// Checks all outputs. One rank calls it, before any work.
 static inline bool outputs_check(const Options *o, Error *err) {
     char unfinished[PATH_MAX];
     struct stat none = {};

@@ -22,7 +22,7 @@
 
 enum { ST_MAX_HEADER = 100000000, ST_STAGE = 16384, ST_MAX_FILES = 1000 };
 
-// Rows of ST_TYPES; from ST_OTHER on: no model has them.
+// Rows of ST_TYPES. No model has types from ST_OTHER on.
 enum { ST_F32, ST_BF16, ST_F16, ST_F64, ST_OTHER };
 
 typedef struct {
@@ -58,7 +58,8 @@ static const struct {
 };
 enum { ST_TYPE_COUNT = (int)(sizeof ST_TYPES / sizeof ST_TYPES[0]) };
 
-// A subnormal has no leading 1 and the exponent of the smallest normal.
+// Converts a half-precision number. A subnormal has no leading 1 and the exponent of the
+// smallest normal.
 static inline float st_from_f16(uint16_t x) {
     int exponent = x >> 10 & 31, fraction = x & 1023;
     float size = ldexpf((float)(exponent ? 1024 + fraction : fraction),
@@ -87,7 +88,7 @@ static inline int st_compare_places(const void *a, const void *b) {
                : x->bytes > y->bytes;  // an empty tensor comes before the one behind it
 }
 
-// Fills in all but the file; begin is relative to the data.
+// Fills in an entry, without its file. begin is relative to the data.
 static inline bool st_parse_entry(STEntry *x, const cJSON *item, const char *path,
                                   Error *err) {
     const cJSON *dtype = cJSON_GetObjectItemCaseSensitive(item, "dtype"), *number;
@@ -186,7 +187,7 @@ static inline bool st_add(SafeTensors *st, const char *path, int flags, Error *e
     return ok;
 }
 
-// The tensor of that name, or NULL.
+// Returns the tensor of that name, or NULL.
 static inline STEntry *st_find(const SafeTensors *st, const char *name) {
     return (STEntry *)bsearch(&name, st->entries, st->count, sizeof(STEntry),
                               compare_names);
@@ -250,7 +251,7 @@ static inline bool st_open(SafeTensors *st, const char *path, int flags, Error *
     return ok;
 }
 
-// Elements [first, first + count) of a tensor as they stand in the file.
+// Reads elements [first, first + count) of a tensor as they stand in the file.
 static inline bool st_read(const SafeTensors *st, const STEntry *x, size_t first,
                            size_t count, void *out, Error *err) {
     size_t width = ST_TYPES[x->dtype].width;
@@ -260,7 +261,8 @@ static inline bool st_read(const SafeTensors *st, const STEntry *x, size_t first
                      file_read_failure());
 }
 
-// The same of a floating-point type as floats; F32, BF16 and F16 exactly, F64 rounded.
+// Reads them as floats if the type is floating-point: F32, BF16 and F16 exactly, F64
+// rounded.
 static inline bool st_read_floats(const SafeTensors *st, const STEntry *x, size_t first,
                                   size_t count, float *out, Error *err) {
     union {
@@ -280,7 +282,7 @@ static inline bool st_read_floats(const SafeTensors *st, const STEntry *x, size_
     return true;
 }
 
-// Sets *same: have two tensors the same shape and, as floats, the same values?
+// Sets *same to true if two tensors have the same shape and, as floats, the same values.
 static inline bool st_compare(const SafeTensors *st, const STEntry *x, const STEntry *y,
                               bool *same, Error *err) {
     float a[ST_STAGE], b[ST_STAGE];
@@ -303,7 +305,8 @@ static inline uint64_t checksum_element(uint64_t place, uint32_t bits) {
     return x ^ x >> 31;
 }
 
-// Of elements [first, first + count) of a tensor, F32 or BF16, as they stand in the file.
+// Adds up elements [first, first + count) of a tensor, F32 or BF16, as they stand in the
+// file.
 static inline uint64_t checksum_values(const void *values, int dtype, size_t first,
                                        size_t count) {
     uint64_t sum = 0;
@@ -320,8 +323,8 @@ static inline uint64_t checksum_values(const void *values, int dtype, size_t fir
     return sum;
 }
 
-// Adds one of `shares` shares of a tensor's checksum, every shares-th piece; *piece counts
-// them over all tensors. The tensor must have the type that it was saved with.
+// Adds one of `shares` shares of a tensor's checksum: every shares-th piece. *piece counts
+// pieces over all tensors. The tensor must have the type that it was saved with.
 static inline bool st_sum(const SafeTensors *st, const STEntry *x, size_t share,
                           size_t shares, size_t *piece, uint64_t *sum, Error *err) {
     enum { PIECE = 1 << 16 };

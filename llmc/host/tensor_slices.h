@@ -27,7 +27,7 @@ static inline Checksums checksums_make(const GPTConfig *config, bool bf16) {
     return c;
 }
 
-// Master: of a bf16 run.
+// STATE_MASTER exists in a bf16 run.
 typedef enum { STATE_WEIGHTS, STATE_M, STATE_V, STATE_MASTER } StateKind;
 
 enum { STATE_NAME_SIZE = sizeof((Tensor *)0)->name + 16 };
@@ -39,7 +39,7 @@ static inline bool state_has(const Tensor *x, StateKind kind) {
     return kind != STATE_V || !(x->spec->flags & TENSOR_MUON);
 }
 
-// The name of a tensor in the file.
+// Writes the name of a tensor in the file.
 static inline const char *state_name(char name[STATE_NAME_SIZE], const Tensor *x,
                                      StateKind kind) {
     static const char *const suffixes[] = {"", ".m", ".v", ".master"};
@@ -60,7 +60,7 @@ static inline bool state_open(SafeTensors *st, const char *dir, StateKind kind, 
            st_open(st, path, flags, err);
 }
 
-// The shape of a tensor in the file, as JSON.
+// Writes the shape of a tensor in the file, as JSON.
 static inline const char *state_shape(char shape[48], const Tensor *x) {
     if (x->spec->rows == '1')
         snprintf(shape, 48, "[%zu]", x->cols);
@@ -69,8 +69,9 @@ static inline const char *state_shape(char shape[48], const Tensor *x) {
     return shape;
 }
 
-// The name that a weight may have in files of others: GPT-2's with "transformer." in front,
-// Llama's without "model.". A tied embedding may be there as the head alone.
+// Finds a weight by the name that it may have in files of others: GPT-2's with
+// "transformer." in front, Llama's without "model.". The head alone may represent a tied
+// embedding.
 static inline const STEntry *slices_find_foreign(const SafeTensors *st, const Tensor *x) {
     const unsigned tied = TENSOR_FIRST | TENSOR_LAST;
     char prefixed[STATE_NAME_SIZE + 12];
@@ -156,8 +157,8 @@ static inline bool slices_check_rest(const SafeTensors *st, const bool *used,
     return true;
 }
 
-// How the headers of weights and of gradient dumps begin; transformers wants to see the
-// format "pt".
+// The beginnings of the headers of weights and of gradient dumps. transformers wants to see
+// the format "pt".
 #define ST_START "{\"__metadata__\":{\"format\":\"pt\"}"
 #define GRADIENTS_START "{\"__metadata__\":{\"format\":\"pt\",\"content\":\"gradients\"}"
 #define GRADIENTS_UNFINISHED "%s.unfinished"  // the name of a dump until it is whole

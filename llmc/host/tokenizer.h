@@ -97,8 +97,8 @@ static inline int token_compare_bytes(const void *a, const void *b) {
     return order ? order : (x->count > y->count) - (x->count < y->count);
 }
 
-// Tokens of text before those that only have a name, the early before the late, each by
-// their bytes.
+// Orders tokens. Tokens of text come before the ones that only have a name, and early added
+// tokens before late ones. Tokens of one kind are ordered by their bytes.
 static inline int token_compare(const void *a, const void *b) {
     const Token *x = (const Token *)a, *y = (const Token *)b;
     if (x->named != y->named) return x->named ? 1 : -1;
@@ -106,8 +106,8 @@ static inline int token_compare(const void *a, const void *b) {
     return token_compare_bytes(a, b);
 }
 
-// Returns the token of the vocabulary that has these bytes, or -1. named: they are the name
-// of no text in bytes.
+// Returns the token of the vocabulary that has these bytes, or -1. named: the bytes are a
+// name that is no text in bytes.
 static inline int token_find(const Tokenizer *tk, const char *bytes, size_t count,
                              bool named) {
     Token key = {(char *)bytes, count, 0, named, false, false, false};
@@ -225,8 +225,8 @@ static inline size_t encoder_merge(Encoder *e, const char *word, size_t bytes,
     return kept;
 }
 
-// Returns how many tokens of list[count] have a byte below `byte` at a place that all of
-// them have.
+// Returns the number of tokens in list[count] that have a byte below `byte` at a place that
+// all of them have.
 static inline size_t tokens_below(const Token *list, size_t count, size_t place,
                                   unsigned byte) {
     size_t low = 0;
@@ -266,7 +266,7 @@ static inline bool is_space(unsigned c) {
            c == 0x205f || c == 0x3000;
 }
 
-// Returns where the white space that ends at text[end] begins, not before `least`.
+// Returns the beginning of the white space that ends at text[end], but not before `least`.
 static inline size_t space_begin(const char *text, size_t least, size_t end) {
     while (end > least) {
         size_t at = end - 1;
@@ -278,7 +278,7 @@ static inline size_t space_begin(const char *text, size_t least, size_t end) {
     return end;
 }
 
-// Returns where the white space that begins at text[at] ends.
+// Returns the end of the white space that begins at text[at].
 static inline size_t space_end(const char *text, size_t at, size_t bytes) {
     while (at < bytes) {
         unsigned c;
@@ -305,8 +305,9 @@ static inline size_t encoder_word(Encoder *e, size_t at, size_t bytes) {
 static inline size_t encoder_words(Encoder *e, const char *text, size_t bytes,
                                    int *tokens) {
     size_t n = 0, length;
-    // To find words, a byte that is no UTF-8 counts as U+0001 and U+180E as U+FFFD: neither
-    // is a letter, number or space. PCRE2's \s has U+180E, Unicode's White_Space has not.
+    // For the search of words, a byte that is no UTF-8 counts as U+0001, and U+180E as
+    // U+FFFD. Neither is a letter, number or space. PCRE2's \s includes U+180E, which
+    // Unicode's White_Space does not.
     for (size_t i = 0; i < bytes; i += length) {
         unsigned character;
         length = utf8_read(text + i, bytes - i, &character);
@@ -385,8 +386,8 @@ static inline const char *tokenizer_decode(const Tokenizer *tk, int token, size_
 // ----------------------------------------------------------------------------------------
 // Prompts and samples
 
-// Prints the text of tokens[count]. A byte that is no UTF-8 and a control character, which
-// a terminal might obey, become '?': an untrained model makes plenty of both.
+// Prints the text of tokens[count]. An untrained model makes plenty of bytes that are no
+// UTF-8, and of control characters, which a terminal might obey. Both become '?'.
 static inline void tokenizer_print(const Tokenizer *tk, const int *tokens, size_t count) {
     size_t bytes, length;
     char *text;

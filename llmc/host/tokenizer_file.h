@@ -23,8 +23,10 @@ enum { BYTE_VOCABULARY = 257 };  // the bytes and <|endoftext|>
 #define BPE_WORD \
     "'(?:[stmd]|re|ve|ll)| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
 
-// Reads: we do what it says, or refuse its value. Switch: that, of true and false.
-// Harmless: the tokens of a text do not depend on it. Off: refused unless it is off.
+//   KEY_READS     Its value is used, or refused.
+//   KEY_SWITCH    The same, and the value is true or false.
+//   KEY_HARMLESS  The tokens of a text do not depend on it.
+//   KEY_OFF       It is refused unless it is off.
 typedef enum { KEY_READS, KEY_SWITCH, KEY_HARMLESS, KEY_OFF } KeyUse;
 
 // The keys of the file, of the objects in it by their names, and of each added token.
@@ -163,8 +165,8 @@ static inline bool keys_check(const cJSON *object, const char *name, const char 
 // ----------------------------------------------------------------------------------------
 // Tokens
 
-// Makes the token of that name in a vocabulary: its bytes, or the name itself if it has
-// another character than bytes are written with. The caller frees its bytes.
+// Makes the token of that name in a vocabulary: its bytes. If the name has a character that
+// represents no byte, it is the name itself. The caller frees its bytes.
 static inline Token token_of_name(const char *name) {
     Token x = {host_string(name), 0, -1, false, false, false, false};
     x.count = name_to_bytes(name, x.bytes, &x.named);
@@ -213,8 +215,8 @@ static inline bool tokenizer_read_vocab(Tokenizer *tk, const cJSON *vocab, const
 }
 
 // Reads an added token. next: the first number behind all others. The package tokenizers
-// gives it the vocabulary's number of its text, or else the next one, whatever "id" says.
-// An empty text, and a text the second time, is none.
+// ignores "id": the token gets the vocabulary's number of its text, or else the next one.
+// Refuses another "id". An empty text is no token.
 static inline bool tokenizer_read_added(Tokenizer *tk, const cJSON *item, size_t *next,
                                         const char *path, Error *err) {
     const char *content = json_text(item, "content");

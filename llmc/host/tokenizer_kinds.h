@@ -107,7 +107,7 @@ static inline size_t pattern_group(const char *p, bool *opens, bool *look) {
     return p[1] != '?' && p[1] != '*';
 }
 
-// Returns where the pattern has something that may differ, or NULL.
+// Returns the first place in the pattern that may differ, or NULL.
 static inline const char *pattern_differs(const char *p) {
     bool repeatable = false;  // ? * + or {n,m} may follow
     uint64_t looks = 0;       // the open groups that are looks ahead, a bit each
@@ -135,8 +135,8 @@ static inline const char *pattern_differs(const char *p) {
     return NULL;
 }
 
-// Checks the pattern of a Split. One that matches nothing at all between two characters
-// cuts there, which we do not.
+// Checks the pattern of a Split. A pattern that matches nothing at all between two
+// characters would cut there, which we do not.
 static inline bool pattern_check(const char *pattern, const char *path, Error *err) {
     uint32_t empty = 0;
     const char *strange = pattern_differs(pattern);
@@ -203,7 +203,7 @@ static inline const char *kind_pattern(const cJSON *splitter, const char *path,
     return NULL;
 }
 
-// May NFC change the text? Then we would find other tokens.
+// True if NFC may change the text. Then we would find other tokens.
 static inline bool kind_changes(const char *text) {
     Error err;
     pcre2_code *code = tokenizer_compile(NFC_CHANGES, "NFC", &err);

@@ -38,9 +38,10 @@ typedef struct {
     Options opt;  // of a state that was read: the options in TRAINER_KEYS, 0 elsewhere
 } TrainerState;
 
-// Fixed: a resumed run must have the same value. Free: it may have another. Sparse: the
-// checksum "state" leaves out the value 0 or "". Late: older files lack it, which is the
-// value 0 or "".
+//   KEY_FIXED   A resumed run must have the same value.
+//   KEY_FREE    It may have another.
+//   KEY_SPARSE  The checksum "state" leaves out the value 0 or "".
+//   KEY_LATE    Older files lack it, which is the value 0 or "".
 enum { KEY_FIXED = 1, KEY_FREE = 2, KEY_SPARSE = 4, KEY_LATE = 8 };
 
 // The keys, in the order of the checksum "state": new ones go to the end. The values of

@@ -62,7 +62,8 @@ static inline void attention_capacity(size_t HS, Launch launch) {
     launch(std::integral_constant<int, CAPACITY>());
 }
 
-// Args: Attention, or of rows of two ranks, see llmc/kernels/context.cuh.
+// Launches the best kernels. Args: Attention, or AttentionPair for the rows of two ranks
+// (llmc/kernels/context.cuh).
 template <class Args>
 static inline void attention_launch(const Args &a, const Dropout &drop, bool backward,
                                     cudaStream_t stream) {

@@ -109,13 +109,13 @@ struct AttentionWhole : Attention {
 };
 typedef WithFirst<AttentionWhole> AttentionFirst;
 
-// Declares the work of the causal attention that has as many scores.
+// Declares the work of causal attention with the same number of scores.
 static inline void attention_first_cost(bool backward, const Attention &a, double scores) {
     size_t T = (size_t)(sqrt(2 * scores / (double)a.B) + 0.5);
     attention_cost(backward, a.B, T, a.NH, a.KV, a.HS, sizeof(floatX));
 }
 
-// Computes what attention_forward does, of keys that each query sees.
+// Does the work of attention_forward with the keys that each query sees.
 static inline void attention_first_forward(floatX *out, float *lse, const floatX *qkv,
                                            FirstKeys keys, size_t B, size_t T, size_t C,
                                            size_t NH, cudaStream_t stream,

@@ -39,7 +39,7 @@ struct AttentionMma {
                                      : CAPACITY <= 192 ? 3
                                      : DROP            ? 8
                                                        : 4;
-    // Groups of 16 rows that a warp of the forward pass has: two share what it reads of a
+    // Groups of 16 rows of a warp in the forward pass. Two groups share the loads of a
     // tile.
     template <bool DROP>
     static constexpr int GROUPS = CAPACITY == 64 && !DROP ? 2 : 1;
@@ -254,9 +254,9 @@ __device__ __forceinline__ void hide_fragments(float (&s)[N8][4], const MmaPlace
 }
 
 // Returns dropout's mask of the warp's queries and keys first .. first + KEYS - 1. The 8
-// numbers of a block of Philox belong to 8 neighbouring keys of a query: a row of 8
-// columns, four lanes wide. Lane t of the four makes those of row t % 2 and every second n;
-// the lanes exchange a bit an element.
+// numbers of a block of Philox belong to 8 neighbouring keys of a query, a row of 8 columns
+// that four lanes share. Lane t of the four computes the blocks of row t % 2 and every
+// second n. The lanes exchange a bit an element.
 template <class A>
 __device__ __forceinline__ uint32_t kept_keys(const Dropout &d, const MmaPlace &at,
                                               const typename A::Args &a, int first) {
@@ -274,9 +274,9 @@ __device__ __forceinline__ uint32_t kept_keys(const Dropout &d, const MmaPlace &
     return kept;
 }
 
-// The same of the warp's keys and queries first .. first + QUERIES - 1. A block is half a
-// column: lane g of the eight of a column pair makes those of fragment element g % 4 for
-// every second n.
+// Returns the mask of the warp's keys and queries first .. first + QUERIES - 1. A block is
+// half a column. Lane g of a column pair's eight lanes computes the blocks of fragment
+// element g % 4 for every second n.
 template <class A>
 __device__ __forceinline__ uint32_t kept_queries(const Dropout &d, const MmaPlace &at,
                                                  const typename A::Args &a, int first) {

@@ -154,7 +154,7 @@ struct WgmmaRing {
         return barrier(3 * S + C::BUFFERS + i);
     }
 
-    // Says that this warp needs a stage, or a buffer of own rows, no more.
+    // Releases a stage, or a buffer of own rows, for this warp.
     __device__ __forceinline__ void release(int s) const {
         __syncwarp();
         if (threadIdx.x % 32 == 0) barrier_arrive(empty(s));
@@ -208,8 +208,8 @@ struct WgmmaRing {
 };
 
 // Starts the copies: own(item, round) copies an item's own rows, tile(item, total, n) its
-// tile n of `group` heads'. The copying warpgroup of a persistent kernel does all of them;
-// true is returned to its threads, which must exit. Else the first thread begins, and calls
+// tile n of `group` heads'. In a persistent kernel the copying warpgroup does all of them. It
+// returns true to its threads, which must exit. Otherwise the first thread begins, and calls
 // copy_ahead later.
 template <class C, bool KEYS, class Own, class Tile>
 __device__ __forceinline__ bool start_copies(const WgmmaItems &items, int group, Own own,
@@ -253,8 +253,8 @@ __device__ __forceinline__ void copy_ahead(const WgmmaItem &item, int n, int til
 
 // ---- rows of a warp --------------------------------------------------------------------
 
-// Returns the number of the thread's warp, which the compiler then knows to be that of its
-// neighbours too.
+// Returns the number of the thread's warp. The compiler then knows that its neighbours have
+// the same number.
 __device__ __forceinline__ int wgmma_warp() {
     return (int)__shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0);
 }
@@ -269,7 +269,7 @@ __device__ __forceinline__ MmaPlace wgmma_place(const WgmmaItem &item, int warp,
     return p;
 }
 
-// Returns how many tiles the 64 queries from `row` on see.
+// Returns the number of tiles that the 64 queries from `row` on see.
 template <class C>
 __device__ __forceinline__ int wgmma_tiles(int row, int T) {
     const int end = row + 64 < T ? row + 64 : T;  // of the keys

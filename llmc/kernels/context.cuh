@@ -184,7 +184,7 @@ static inline void attention_pair_cost(const AttentionPair &a, bool backward,
     attention_cost(backward, a.B, T, a.NH, a.KV, a.HS, sizeof(floatX));
 }
 
-// The number of scores that a causal mask leaves of a pair, or a full one.
+// Returns the scores of a pair: all of them, or the half that a causal mask leaves.
 static inline double pair_scores(const RingStep &s) {
     return (s.pair.full ? 1.0 : 0.5) * (double)(s.B * s.pair.Tq) * (double)s.pair.Tk;
 }
@@ -317,7 +317,7 @@ static inline void columns_move(To *to, size_t to_stride, const From *from,
     (to, to_stride, from, from_stride, B, T, first, count, width);
 }
 
-// Adds a step's parts of dq and dkv, but for the first's, which are in the sums.
+// Adds a step's parts of dq and dkv to the sums. The first step's parts are there already.
 static inline void ring_add(const Ring &r, const RingStep &s, cudaStream_t stream) {
     if (s.step == 0) return;
     columns_move<true>(r.sum, s.A, r.part, s.A, s.B, s.T, s.pair.q, s.pair.Tq, s.A, stream);

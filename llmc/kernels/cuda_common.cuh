@@ -100,8 +100,8 @@ static inline cudaStream_t launch_stream(cudaStream_t stream, size_t = 0) {
     return stream;
 }
 
-// Before a loop of constant length whose arrays should be registers; before one that spills
-// if it is unrolled.
+// UNROLL stands before a loop of constant length whose arrays should be registers. The
+// other stands before a loop that spills registers if it is unrolled.
 #define UNROLL _Pragma("unroll")
 #define ROLLED _Pragma("unroll 1")
 

@@ -44,8 +44,8 @@ __global__ void __launch_bounds__(ROW_THREADS)
     }
 }
 
-// Appends to a block's list, in order, those of positions [first, end) with a token of its
-// own, and their rows of the embedding. Returns the length of the list. At most
+// Appends to a block's list, in order, the positions of [first, end) whose token is the
+// block's own, and their rows of the embedding. Returns the length of the list. At most
 // ENCODER_CHUNK positions.
 __device__ __forceinline__ int encoder_collect(int *list, unsigned *rows, int count,
                                                const int *tokens, size_t first, size_t end,
@@ -179,8 +179,8 @@ static inline void encoder_forward(floatX *out, const int *tokens, const floatX 
 }
 
 // Adds dout[B, T, C] to dwte[Vl, C] at the rows of its tokens, and to dwpe[maxT, C].
-// Without accumulate_wpe all rows of dwpe are overwritten, those of no position with 0.
-// Either may be NULL: not wanted.
+// Without accumulate_wpe it overwrites all rows of dwpe; rows without a position become 0.
+// Either may be NULL.
 static inline void encoder_backward(float *dwte, float *dwpe, const floatX *dout,
                                     const int *tokens, size_t B, size_t T, size_t C,
                                     size_t maxT, size_t v_start, size_t Vl,

@@ -112,7 +112,8 @@ __global__ void __launch_bounds__(ROW_THREADS)
     }
 }
 
-// a.x: q and k become their norms times weights, and a.input what they were.
+// Turns q and k in a.x into their norms times weights, and keeps their old values in
+// a.input.
 static inline void head_norm_forward(const HeadNorm &a, cudaStream_t stream) {
     size_t heads = a.N * (a.NH + a.KV);
     kernel_cost(KERNEL_LAYERNORM_FORWARD, heads * a.HS, 3 * sizeof(floatX), 6);

@@ -12,9 +12,9 @@
 
 #define LAYERNORM_EPSILON 1e-5f
 
-// Which norm the kernels make. RMSNorm (Zhang and Sennrich 2019): x weight / sqrt(mean(x^2)
-// + epsilon), without a mean or a bias. NORM_1P: a layernorm that multiplies by weight + 1.
-// Only GPT-2's blocks add a bias before the residual.
+// The norm that the kernels compute. RMSNorm (Zhang and Sennrich 2019): x weight /
+// sqrt(mean(x^2) + epsilon), without a mean or a bias. NORM_1P: a layernorm that multiplies
+// by weight + 1. Only GPT-2's blocks add a bias before the residual.
 typedef enum { NORM_LAYER, NORM_RMS, NORM_1P } Norm;
 
 // Returns the factor of a weight.
@@ -133,8 +133,8 @@ static inline void layernorm_residual_forward(floatX *residual, const Layernorm 
     });
 }
 
-// ln.out[N, C] = (inp - mean) * rstd * weight + bias by rows; keeps mean[N] and rstd[N] for
-// the backward pass.
+// Computes ln.out[N, C] = (inp - mean) * rstd * weight + bias by rows. Keeps mean[N] and
+// rstd[N] for the backward pass.
 template <Norm NORM = NORM_LAYER>
 static inline void layernorm_forward(const Layernorm &ln, const floatX *inp,
                                      const floatX *weight, const floatX *bias, size_t N,
@@ -144,7 +144,7 @@ static inline void layernorm_forward(const Layernorm &ln, const floatX *inp,
                                      C, stream, Dropout(), epsilon);
 }
 
-// The first half of layernorm_residual_forward alone, with the same bits.
+// Does the first half of layernorm_residual_forward alone, with the same bits.
 template <Norm NORM = NORM_LAYER>
 static inline void residual_forward(floatX *out, const floatX *inp1, const floatX *inp2,
                                     const floatX *inp2_bias, size_t N, size_t C,
@@ -233,7 +233,7 @@ __global__ void __launch_bounds__(LONG_ROW_THREADS)
 }
 
 // A pack of a row, which may still be on its way from memory. It has words because a
-// compiler takes elements apart, and so waits for them, where they are loaded.
+// compiler unpacks elements right behind the load, and so waits for them there.
 typedef struct {
     Packed128<uint32_t> x, d, y;  // of inp, dout and dresidual
     float mean, rstd;

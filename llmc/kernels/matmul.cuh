@@ -100,8 +100,8 @@ static inline void gemm(Matmul *mm, D *d, const floatX *a, bool trans_a, const f
     gemm_prefer(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, gemm_alignment(a));
     gemm_prefer(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, gemm_alignment(d));
     gemm_prefer(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, gemm_alignment(d));
-    // The heuristic proposes algorithms, first the one that it takes for the fastest. That
-    // one is used unless `make tune` has measured a faster one.
+    // The heuristic proposes algorithms; it believes that the first is the fastest. The
+    // first is used unless `make tune` has measured a faster one.
     char problem[128];
     snprintf(problem, sizeof problem, "%zu x %zu x %zu %c%c %s to %s%s, aligned %u %u %u",
              M, N, K, "NT"[trans_a], "NT"[trans_b], FLOATX_NAME,
@@ -132,7 +132,7 @@ static inline void gemm(Matmul *mm, D *d, const floatX *a, bool trans_a, const f
     for (int i = 0; i < 3; i++) CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(layouts[i]));
 }
 
-// out[N,OC] = inp[N,IC] weight[IC,OC] (+ bias[OC], unless it is NULL).
+// Computes out[N,OC] = inp[N,IC] weight[IC,OC] (+ bias[OC], unless it is NULL).
 static inline void matmul_forward(Matmul *mm, floatX *out, const floatX *inp,
                                   const floatX *weight, const floatX *bias, size_t N,
                                   size_t IC, size_t OC) {
@@ -146,14 +146,14 @@ static inline void matmul_backward_input(Matmul *mm, floatX *dinp, const floatX 
     gemm(mm, dinp, dout, false, weight, true, N, IC, OC);
 }
 
-// dweight[IC,OC] (float) = or += inp[N,IC]^T dout[N,OC].
+// Computes dweight[IC,OC] (float) = or += inp[N,IC]^T dout[N,OC].
 static inline void matmul_backward_weight(Matmul *mm, float *dweight, const floatX *inp,
                                           const floatX *dout, size_t N, size_t IC,
                                           size_t OC, bool accumulate) {
     gemm(mm, dweight, inp, true, dout, false, IC, OC, N, NULL, accumulate);
 }
 
-// out[N,OC] = inp[N,IC] weight[OC,IC]^T (+ bias[OC], unless it is NULL).
+// Computes out[N,OC] = inp[N,IC] weight[OC,IC]^T (+ bias[OC], unless it is NULL).
 static inline void linear_forward(Matmul *mm, floatX *out, const floatX *inp,
                                   const floatX *weight, const floatX *bias, size_t N,
                                   size_t IC, size_t OC) {
@@ -167,7 +167,7 @@ static inline void linear_backward_input(Matmul *mm, floatX *dinp, const floatX 
     gemm(mm, dinp, dout, false, weight, false, N, IC, OC);
 }
 
-// dweight[OC,IC] (float) = or += dout[N,OC]^T inp[N,IC].
+// Computes dweight[OC,IC] (float) = or += dout[N,OC]^T inp[N,IC].
 static inline void linear_backward_weight(Matmul *mm, float *dweight, const floatX *inp,
                                           const floatX *dout, size_t N, size_t IC,
                                           size_t OC, bool accumulate) {

@@ -68,7 +68,7 @@ struct SharedTile {
 #endif
 };
 
-// Two numbers rounded to bf16, the first in the low half.
+// Returns two numbers rounded to bf16, the first in the low half.
 __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
 #ifdef __CUDACC__
     __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
@@ -106,9 +106,9 @@ __device__ __forceinline__ void mma_bf16(float (&d)[4], const uint32_t (&a)[4], 
 }
 #endif
 
-// Four 8 x 8 matrices from shared memory: lane l gives the address, a multiple of 16 bytes,
-// of row l % 8 of matrix l / 8. Register i: row g of matrix i, columns 2t and 2t+1; with
-// TRANS, column g, rows 2t and 2t+1.
+// Loads four 8 x 8 matrices from shared memory. Lane l gives the address, a multiple of 16
+// bytes, of row l % 8 of matrix l / 8. Register i gets row g of matrix i, columns 2t and
+// 2t+1; with TRANS, column g, rows 2t and 2t+1.
 template <bool TRANS>
 __device__ __forceinline__ void ldmatrix_x4(uint32_t (&registers)[4], SharedTile row) {
 #ifdef __CUDACC__
@@ -187,7 +187,7 @@ __device__ __forceinline__ void mma_product(float (&d)[N8][4], const uint32_t (&
                                reinterpret_cast<const uint32_t(&)[1][K16][4]>(a), row);
 }
 
-// Each of the two values summed, or the largest taken, over the four lanes of a row of d.
+// Sums each of the two values, or takes the largest, over the four lanes of a row of d.
 template <bool SUM>
 __device__ __forceinline__ void quad_reduce(float (&x)[2]) {
     UNROLL
@@ -216,8 +216,8 @@ __device__ __forceinline__ void warp_gather(uint32_t (&all)[COUNT], uint32_t x) 
         all[i] = __shfl_sync(0xFFFFFFFFu, x, first + i * STRIDE);
 }
 
-// Whether x is true in any lane. For work that changes nothing where it is false
-// everywhere: a CPU, to which asking costs more than such work, says yes.
+// True if x is true in any lane. Use it only for work that changes nothing if x is false in
+// all lanes. On a CPU asking costs more than such work, so it always returns true.
 __device__ __forceinline__ bool warp_any(bool x) {
 #ifdef __CUDACC__
     return __any_sync(0xFFFFFFFFu, x);
@@ -227,8 +227,8 @@ __device__ __forceinline__ bool warp_any(bool x) {
 #endif
 }
 
-// 16 bytes, or a float, from global to shared memory, there after copy_async_wait and a
-// barrier; zeros if not `exists`.
+// Starts a copy of 16 bytes, or of a float, from global to shared memory. It is there after
+// copy_async_wait and a barrier. Zeros if not `exists`.
 __device__ __forceinline__ void copy_async16(SharedTile to, const void *global,
                                              bool exists) {
 #ifdef __CUDACC__

@@ -117,8 +117,8 @@ __global__ void __launch_bounds__(ROW_THREADS, 1)
     for (size_t j = 0; j < k && normalised; j++) mine[j] /= chosen;
 }
 
-// A warp per sequence and expert, whose lanes take a piece of the sequence each: they
-// count, then give places.
+// A warp per sequence and expert. Each lane takes a piece of the sequence. The lanes count,
+// then give places.
 __global__ void __launch_bounds__(ROW_THREADS, 1)
     moe_place_kernel(Routing r, Moe moe, size_t B, size_t T) {
     size_t pair = block_row(), lane = row_lane(), k = moe.k;
@@ -222,8 +222,8 @@ __global__ void __launch_bounds__(ROW_THREADS, 1)
     }
 }
 
-// out (N, C) = residual + mask * the sum of each token's experts, as their rows have them,
-// times their weights. residual NULL: none.
+// Computes out (N, C) = residual + mask * the sum of the results of each token's experts,
+// times their weights. rows has the results. residual NULL: none.
 static inline void moe_combine(floatX *out, const floatX *residual, const floatX *rows,
                                const Routing &r, const Moe &moe, size_t N, size_t C,
                                cudaStream_t stream, Dropout drop) {
@@ -235,7 +235,7 @@ static inline void moe_combine(floatX *out, const floatX *residual, const floatX
     });
 }
 
-// Elements of the statistics of a layer.
+// Returns the elements of the statistics of a layer.
 static inline size_t moe_statistics_count(const Moe &moe) {
     return 4 * moe.E;
 }
@@ -347,8 +347,8 @@ __global__ void __launch_bounds__(ROW_THREADS, 1)
     }
 }
 
-// dx (N, C): the gradient of the layer's input, from drows, those of the experts' inputs,
-// and from the router's.
+// Computes dx (N, C), the gradient of the layer's input. drows has the gradients of the
+// experts' inputs; the router adds its own.
 static inline void moe_backward_input(floatX *dx, const floatX *drows, const float *dlogits,
                                       const floatX *weight, const Routing &r,
                                       const Moe &moe, size_t N, size_t C,
@@ -379,8 +379,8 @@ __global__ void __launch_bounds__(BIAS_THREADS)
     store_floats<W>(partial + blockIdx.y * E * C + at, sum);
 }
 
-// dweight (E, C) = or += dlogits (N, E)^T x (N, C). scratch: bias_backward_scratch(N, E *
-// C) floats.
+// Computes dweight (E, C) = or += dlogits (N, E)^T x (N, C). scratch: bias_backward_scratch(N,
+// E * C) floats.
 static inline void moe_backward_weight(float *dweight, float *scratch, const float *dlogits,
                                        const floatX *x, size_t N, size_t C, size_t E,
                                        bool accumulate, cudaStream_t stream) {

@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(ROW_THREADS)
         x[row * shape.cols + i] = from_float<floatX>(from[i] * inverse);
 }
 
-// scratch->x = U / (|U| + 1e-7), of the matrix in the tensor u.
+// Computes scratch->x = U / (|U| + 1e-7), of the matrix in the tensor u.
 static inline void muon_normalise(const MuonScratch *scratch, const float *u,
                                   MuonMatrix shape, cudaStream_t stream) {
     size_t n = shape.rows * shape.cols;
@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(ELEMENT_THREADS)
     }
 }
 
-// out[n] = a x + b y. out may be one of them.
+// Computes out[n] = a x + b y. out may be one of them.
 static inline void muon_combine(floatX *out, const floatX *x, const floatX *y, float a,
                                 float b, size_t n, cudaStream_t stream) {
     kernel_cost(KERNEL_ELEMENTWISE, n, 3 * sizeof(floatX), 3);

@@ -15,8 +15,8 @@ static constexpr unsigned SWIGLU_THREADS = 128,
                           SWIGLU_ROWS =
                               8;  // a thread takes the same columns of several rows
 
-// out[N, F] = silu(gate) * up of inp[N, 2F]; with BACKWARD out[N, 2F], the gradients of
-// gate and up from dout[N, F].
+// Computes out[N, F] = silu(gate) * up of inp[N, 2F]. With BACKWARD computes out[N,
+// 2F], the gradients of gate and up from dout[N, F].
 template <int W, bool BACKWARD>
 __global__ void __launch_bounds__(SWIGLU_THREADS)
     swiglu_kernel(floatX *out, const floatX *dout, const floatX *inp, size_t N, size_t F) {
@@ -56,13 +56,13 @@ static inline void swiglu_launch(floatX *out, const floatX *dout, const floatX *
     });
 }
 
-// out[N, F] = silu(gate) * up of inp[N, 2F]
+// Computes out[N, F] = silu(gate) * up of inp[N, 2F].
 static inline void swiglu_forward(floatX *out, const floatX *inp, size_t N, size_t F,
                                   cudaStream_t stream) {
     swiglu_launch<false>(out, NULL, inp, N, F, stream);
 }
 
-// dinp[N, 2F] from dout[N, F] and forward's inp[N, 2F]
+// Computes dinp[N, 2F] from dout[N, F] and forward's inp[N, 2F].
 static inline void swiglu_backward(floatX *dinp, const floatX *dout, const floatX *inp,
                                    size_t N, size_t F, cudaStream_t stream) {
     swiglu_launch<true>(dinp, dout, inp, N, F, stream);
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(ELEMENT_THREADS)
     }
 }
 
-// dinp[n] = dout * 2 relu(inp); dinp may be dout.
+// Computes dinp[n] = dout * 2 relu(inp); dinp may be dout.
 static inline void relu2_backward(floatX *dinp, const floatX *dout, const floatX *inp,
                                   size_t n, cudaStream_t stream) {
     kernel_cost(KERNEL_ELEMENTWISE, n, (dout ? 3 : 2) * sizeof(floatX), 2);

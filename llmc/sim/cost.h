@@ -57,7 +57,7 @@ static inline double cost_waves(const Cluster *c, double tiles) {
 }
 
 // Returns the seconds of (M, K) x (K, N), of elements of `width` bytes.
-//   compute  Waves of 128 x 128 or 256 x 128 tiles of the output, whichever is faster. An
+//   compute  Waves of 128 x 128 or 256 x 128 tiles of the output, the faster of the two. An
 //            unaligned K costs whole steps. gemm_depth is the cost of a tile besides its K
 //            steps: filling the pipeline, writing the result.
 //   memory   The three matrices are read or written once, at full bandwidth.

@@ -206,7 +206,7 @@ static inline void trainer_save(Trainer *m) {
 
 // Sends the last tokens of a sample that is due to the device, for the trainer to run
 // forward. The pass is rounded up, so that samples of all lengths need few algorithms of
-// matrix products. Returns false when there is no more: printed.
+// matrix products. Returns false at the end of the sample, and has then printed it.
 static inline bool sample_goes_on(Trainer *m) {
     Sample *s = &m->sample;
     size_t most = s->prompt + m->opt.sample_tokens;
@@ -233,8 +233,8 @@ static inline bool sample_goes_on(Trainer *m) {
     return true;
 }
 
-// Draws the next token from logits (Vp) on the device. ranks.cuh has another one for ranks
-// that share them.
+// Draws the next token from logits (Vp) on the device. ranks.cuh has the function for ranks
+// that share the logits.
 static inline void sample_append(Trainer *m, const floatX *logits) {
     Sample *s = &m->sample;
     trainer_synchronize(m);

@@ -25,7 +25,7 @@ static inline void experts_create(Trainer *m, ExpertRanks *x, ncclComm_t tensor)
     x->alike = job_split_data(&m->job, &m->grid, rank, count, x->e, "expert data", false);
 }
 
-// Makes the one for messages: from here on a rank may wait for another one.
+// Makes the communicator for messages: from here on a rank may wait for another one.
 static inline void experts_connect(Trainer *m, ExpertRanks *x) {
     size_t first = m->grid.d_rank / x->e * x->e;
     x->exchanging = trainer_connect_data(m, first, x->e, 1, "experts");

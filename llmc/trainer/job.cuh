@@ -116,7 +116,7 @@ static inline void job_block_signals(void) {
     exit(1);
 }
 
-// From here on a signal does not end the program, but job_signalled tells of it.
+// From here on a signal does not end the program; job_signalled reports it.
 static inline void job_listen(void) {
     __atomic_store_n(&job_signal, 0, __ATOMIC_SEQ_CST);
 }

@@ -29,7 +29,7 @@ static inline void statistics_begin(Trainer *m, const MoeStatistics *x) {
     CUDA_CHECK(cudaMemsetAsync(x->sums, 0, x->count * sizeof(double), m->stream));
 }
 
-// Counts what the router of layer l did with a micro-batch, of sequences that c ranks share.
+// Counts the choices of the router of layer l in a micro-batch. c ranks share its sequences.
 static inline void statistics_add(Trainer *m, const MoeStatistics *x, size_t l,
                                   const Routing &r, const Moe &moe, size_t B, size_t T,
                                   size_t c = 1) {

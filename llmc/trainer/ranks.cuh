@@ -27,8 +27,8 @@
 
 static constexpr size_t WARM_UP_BYTES = 64 << 20;  // of the largest message in job_warm_up
 
-// Returns the first of count numbers that is not the same on all ranks, or count. A rank
-// that has none of a number gives UINT64_MAX. All ranks call it.
+// Returns the first of count numbers that differs between ranks, or count. A rank without a
+// number gives UINT64_MAX for it. All ranks call it.
 static inline size_t job_first_difference(const uint64_t *numbers, size_t count) {
     uint64_t *least =
         (uint64_t *)host_alloc(2 * count, sizeof(uint64_t));  // and of the complements
@@ -45,11 +45,12 @@ static inline size_t job_first_difference(const uint64_t *numbers, size_t count)
     return i;
 }
 
-// Splits the world into groups and returns the communicator of this rank's group: these
-// ranks in this order. NULL if count is 0, for a rank in none. All ranks call it. purpose:
-// its name in reports. blocks: most multiprocessors for its kernels, 0 for NCCL's choice.
-// For the virtual clock: how many groups there are (0: unknown), and whether compute waits
-// for each of its collectives.
+// Splits the world into groups and returns the communicator of this rank's group: these ranks
+// in this order. count is 0 for a rank in no group, and the result NULL. All ranks call it.
+//   purpose  The name in reports.
+//   blocks   The most multiprocessors for its kernels, 0 for NCCL's choice.
+//   groups   For the virtual clock: the number of groups (0: unknown).
+//   waited   For the virtual clock: compute waits for each of its collectives.
 static inline ncclComm_t job_split(Job *job, const int *ranks, size_t count,
                                    const char *purpose, int blocks, size_t groups,
                                    bool waited) {
@@ -154,8 +155,8 @@ static inline void wait_for(Trainer *m, cudaEvent_t event, const char *name) {
     if (m->sample.running) trainer_synchronize(m);
 }
 
-// Draws the next token. logits: (Vl), of the last stage's ranks, which `tensor` connects;
-// nothing on other stages.
+// Draws the next token. logits: (Vl), of the last stage's ranks; `tensor` connects them.
+// Other stages have none.
 static inline void sample_append(Trainer *m, const floatX *logits, ncclComm_t tensor) {
     floatX *all = m->sample_logits;
     if (m->grid.t * m->grid.p == 1) return sample_append(m, logits);
@@ -195,7 +196,8 @@ static inline bool replicas_check(const Trainer *m, Error *err) {
                                    tensor_describe(&m->config, i / parts, 1, 0).name);
 }
 
-// Checks with nothing queued that writes weights. A difference ends the job.
+// Compares the replicas when nothing is queued that writes weights. A difference ends the
+// job.
 static inline void trainer_check_replicas(Trainer *m) {
     Error err;
     CUDA_CHECK(cudaDeviceSynchronize());
@@ -221,7 +223,8 @@ static inline bool trainer_same_start(int argc, char **argv, unsigned sections,
                      "start all of them alike");
 }
 
-// Do all ranks, each on its node, see the same data and the same checkpoint?
+// Refuses to start unless all ranks, each on its node, see the same data and the same
+// checkpoint.
 static inline bool trainer_same_files(const Trainer *m, Error *err) {
     const GPTConfig *c = &m->config;
     static const char *const what[] = {"--train-data", "--val-data", "--eval",
@@ -270,7 +273,7 @@ static inline void event_create(cudaEvent_t *event) {
     CUDA_CHECK(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
 }
 
-// Returns how many buckets the flat buffer has: 0 wte, 1 the other embeddings,
+// Returns the number of buckets of the flat buffer: 0 wte, 1 the other embeddings,
 // BUCKET_LAYERS + l layer l, the last ln_f.
 static inline size_t bucket_count(const Trainer *m) {
     return m->table.bucket_count;

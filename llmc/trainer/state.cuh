@@ -145,14 +145,14 @@ static inline void state_initialise(State *state, float *host, uint64_t seed) {
     }
 }
 
-// How many kinds of state a rank has: weights, two moments and perhaps master weights.
+// Returns the number of kinds of state: weights, two moments and perhaps master weights.
 static inline int state_kinds(const State *state) {
     return state->master ? STATE_MASTER + 1 : STATE_MASTER;
 }
 
-// The state as a run begins: with a checkpoint's weights (--init), also with its optimizer
-// (--resume), or with random weights (dir NULL). Without an optimizer moments are 0, and
-// master weights are the weights before they are rounded.
+// Sets the state at the beginning of a run: a checkpoint's weights (--init), also its
+// optimizer (--resume), or random weights (dir NULL). Without an optimizer moments are 0,
+// and master weights are the weights before they are rounded.
 static inline bool state_start(State *state, const char *dir, bool optimizer, uint64_t seed,
                                Error *err) {
     const ParamTable *table = state->table;

@@ -1,5 +1,5 @@
-// step.cuh: a training step but for its forwards and backwards: the data before them; loss,
-// gradient norm and AdamW after them.
+// step.cuh: a training step without its forwards and backwards: the data before them, and
+// loss, gradient norm and AdamW after them.
 //
 // defines: trainer_synchronize, trainer_load, trainer_begin_step, trainer_loss_share,
 //          trainer_sum, trainer_bad_weight, trainer_norm_failed, trainer_norm,
@@ -77,8 +77,8 @@ static inline StepReport trainer_begin_step(Trainer *m) {
     return report;
 }
 
-// This rank's part of the loss, from the sums of its micro-batches: the last stages' first
-// tensor ranks have it, all others add 0. Synchronises.
+// Returns this rank's part of the loss, from the sums of its micro-batches. The last
+// stages' first tensor ranks have it, all others add 0. Synchronises.
 static inline double trainer_loss_share(Trainer *m) {
     bool ours = m->table.shard.head && m->grid.t_rank == 0;
     size_t bytes = m->micros * sizeof(double);
@@ -189,10 +189,10 @@ static inline void trainer_norm_failed(Trainer *m, const StepReport *report,
     job_agree(&m->job, false, &err, 1);
 }
 
-// Loss and gradient norm of the step, once the gradients of all ranks are summed. Squares
-// are summed per tensor in double on the device, then over the ranks, then in the order of
-// the whole model's table. Ends the run if one is not finite, or if a rank could not read
-// its data.
+// Computes loss and gradient norm of the step, once the gradients of all ranks are summed.
+// Squares are summed per tensor in double on the device, then over the ranks, then in the
+// order of the whole model's table. Ends the run if one is not finite, or if a rank could
+// not read its data.
 static inline void trainer_norm(Trainer *m, StepReport *report) {
     size_t count = m->share.piece_count, tensors = count_tensors(&m->config);
     double *totals = m->host_totals, sum = 0.0;
@@ -214,8 +214,8 @@ static inline void trainer_norm(Trainer *m, StepReport *report) {
         trainer_dump_gradients(m);
 }
 
-// AdamW (Loshchilov and Hutter 2019) on what this rank owns, with gradients clipped to
-// --clip.
+// Runs AdamW (Loshchilov and Hutter 2019) on this rank's own elements, with gradients
+// clipped to --clip.
 static inline void trainer_adamw(Trainer *m, StepReport *report) {
     const Options *o = &m->opt;
     report->lr = learning_rate((LRSchedule)o->lr_schedule, report->step, o->warmup,
