@@ -78,20 +78,20 @@ __global__ void __launch_bounds__(ROW_THREADS)
     }
 }
 
-// Bytes kept from forward to backward, per micro-batch and layer: the probabilities [B,NH,T,T].
-// And two dense heads.
+// Returns the bytes kept from forward to backward, per micro-batch and layer: the probabilities
+// [B,NH,T,T], and two dense heads.
 static inline size_t gemm_saved_bytes(size_t B, size_t T, size_t C, size_t NH) {
     return (B * NH * T * T + 2 * T * (C / NH)) * sizeof(floatX);
 }
 
-// Bytes of scratch for backward: the gradient of the probabilities of one sequence [NH,T,T], and
-// two dense heads.
+// Returns the bytes of scratch for backward: the gradient of the probabilities of one sequence
+// [NH,T,T], and two dense heads.
 static inline size_t gemm_scratch_bytes(size_t, size_t T, size_t C, size_t NH) {
     return (NH * T * T + 2 * T * (C / NH)) * sizeof(floatX);
 }
 
-// The matrices of a product are dense, and a head's rows of HS values are not: copies them times
-// `factor`.
+// Copies a head's rows of HS values, times `factor`, because the matrices of a product are dense
+// and these rows are not.
 __global__ void copy_head_kernel(floatX *to, size_t to_stride, const floatX *from,
                                  size_t from_stride, size_t n, size_t HS, float factor) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, row = i / HS, c = i % HS;
@@ -118,7 +118,7 @@ static inline void gemm_scores(floatX *d, float factor, const floatX *a, size_t 
     }
 }
 
-// d[T,HS] = factor op(att)[T,T] b[T,HS] for each head.
+// Computes d[T,HS] = factor op(att)[T,T] b[T,HS] for each head.
 static inline void gemm_mix(floatX *d, size_t ldd, float factor, const floatX *att, bool trans,
                             const floatX *b, size_t ldb, size_t T, size_t HS, size_t NH,
                             floatX *heads) {
@@ -130,7 +130,7 @@ static inline void gemm_mix(floatX *d, size_t ldd, float factor, const floatX *a
     }
 }
 
-// out[B,T,C] from qkv[B,T,3,NH,HS]; fills saved (gemm_saved_bytes) for the backward pass.
+// Computes out[B,T,C] from qkv[B,T,3,NH,HS]; fills saved (gemm_saved_bytes) for the backward pass.
 static void gemm_forward(floatX *out, void *saved, const floatX *qkv, size_t B, size_t T,
                          size_t C, size_t NH) {
     size_t HS = C / NH;
@@ -287,7 +287,7 @@ static void naive_backward(floatX *dqkv, void *scratch, const floatX *dout, cons
 
 // ------------------------------------------------------------------------ 3, 4, 5: llmc's
 
-// One row a thread (3), or as many as this machine's threads take (4).
+// Runs one row a thread (3), or as many as this machine's threads take (4).
 template <int CAPACITY> using OneRow = AttentionRows<CAPACITY>;
 template <int CAPACITY> using OwnRows = RowsOf<CAPACITY>;
 template <template <int> class Rows>
@@ -377,7 +377,7 @@ static void wgmma_launch([[maybe_unused]] const Attention &a, [[maybe_unused]] b
     wgmma_launch(flash_backward(dqkv, scratch, dout, out, saved, qkv, B, T, C, NH), true);
 }
 
-// Flash attention keeps lse[B,NH,T], and dot[B,NH,T] is its scratch.
+// Returns the bytes of lse[B,NH,T], which flash attention keeps, and of its scratch dot[B,NH,T].
 static size_t flash_bytes(size_t B, size_t T, size_t, size_t NH) {
     return B * NH * T * sizeof(float);
 }
@@ -426,7 +426,7 @@ static bool kernel_takes(const Kernel *k, size_t HS) {
            (k->number != WGMMA || wgmma_runs());
 }
 
-// For llmc's the number of the kernel that it takes, or its own.
+// Returns the number of the kernel that llmc's takes, or the kernel's own.
 static int kernel_number(const Kernel *k, size_t B, size_t T, size_t C, size_t NH) {
     if (k->number != LLMC) return k->number;
     Attention a = attention_of(NULL, B, T, C, NH);
@@ -500,7 +500,7 @@ static Result run(const Kernel *k, const floatX *qkv, const floatX *dout, size_t
     return r;
 }
 
-// Again in the same order of threads, and, where orders can be chosen, in random ones.
+// Runs a kernel again in the same order of threads and, if orders can be chosen, in random ones.
 static bool same_again(const Kernel *k, const Result *first, const floatX *qkv,
                        const floatX *dout, size_t B, size_t T, size_t C, size_t NH) {
     size_t n = B * T * C;
@@ -538,7 +538,7 @@ static void note_errors(int number, double error, double error_grad) {
     }
 }
 
-// The table: a row for each kernel and pass with its largest error of all shapes.
+// Prints the table: a row for each kernel and pass with its largest error of all shapes.
 static void check_rows(void) {
     for (int pass = 0; pass < 2; pass++) {
         for (int i = 0; i < KERNEL_COUNT; i++) {
@@ -549,8 +549,7 @@ static void check_rows(void) {
     }
 }
 
-// Every kernel at one shape. `repeat`: also for the same bits again, with dropout of llmc's
-// alone.
+// Checks every kernel at one shape. `repeat`: also the same bits again, and dropout of llmc's.
 static void test_shape(size_t B, size_t T, size_t C, size_t NH, bool repeat) {
     size_t mark = test_count, n = B * T * C, HS = C / NH;
     float *qkv = test_values(3 * n, 0, 1.5, 1), *dout = test_values(n, 0, 1, 2);
@@ -626,7 +625,7 @@ __global__ void copy_heads(floatX *wide, const floatX *qkv, size_t NH, size_t KV
     }
 }
 
-// The reverse for gradients: a sum over the copies.
+// Does the reverse for gradients: a sum over the copies.
 __global__ void sum_heads(floatX *dqkv, const floatX *dwide, size_t NH, size_t KV, size_t HS) {
     floatX *to = dqkv + blockIdx.x * (NH + 2 * KV) * HS;
     const floatX *from = dwide + blockIdx.x * 3 * NH * HS;
@@ -710,7 +709,7 @@ static Grouped make_grouped(size_t B, size_t T, size_t NH, size_t KV, size_t HS)
 
 static double grouped_worst[2][LAB_COUNT(GROUPED_FORWARD)];
 
-// Against the plain loops on copies of k and v, whose gradients are summed in double.
+// Compares with the plain loops on copies of k and v, whose gradients are summed in double.
 static void check_grouped(size_t B, size_t T, size_t NH, size_t KV, size_t HS) {
     size_t mark = test_count, N = B * T, C = NH * HS, heads = NH + 2 * KV, group = NH / KV;
     Grouped p = make_grouped(B, T, NH, KV, HS);
@@ -760,7 +759,7 @@ static void check_groups(void) {
     }
 }
 
-// Llama 3.2 1B has 32 heads of 64 channels, and 8 of k and v.
+// Times the layer of Llama 3.2 1B: 32 heads of 64 channels, and 8 of k and v.
 static void bench_groups(void) {
     Grouped p = lab.cpu ? make_grouped(1, 64, 32, 8, 64) : make_grouped(4, 2048, 32, 8, 64);
     p.qkv = lab_fill(&lab, p.B * p.T * (p.C + 2 * p.KV * 64)),
@@ -874,7 +873,7 @@ static void check_firsts(void) {
                       pass ? BOUND_GRAD : BOUND_OUT);
 }
 
-// The same sequences with all keys, with a window, and as documents.
+// Times the same sequences with all keys, with a window, and as documents.
 static void bench_firsts(void) {
     size_t B = lab.cpu ? 1 : 4, T = lab.cpu ? 512 : 4096, NH = lab.cpu ? 1 : 16, W = T / 8;
     static const char *const names[2][3] = {
@@ -897,8 +896,8 @@ static void bench_firsts(void) {
     }
 }
 
-// Both passes of the kernels from number `from` on; operations: names of the rows, forward and
-// backward.
+// Times both passes of the kernels from number `from` on. operations: names of the rows, forward
+// and backward.
 static void bench_problem(Problem p, int from, const char *const operations[2]) {
     size_t n = p.B * p.T * p.C;
     p.qkv = lab_fill(&lab, 3 * n), p.dout = lab_fill(&lab, n), p.out = test_floatX(n),
@@ -922,7 +921,8 @@ static void bench_problem(Problem p, int from, const char *const operations[2]) 
     }
 }
 
-// One layer of GPT-2 124M; then heads of 128, as large models have, by the tensor cores alone.
+// Times one layer of GPT-2 124M, then heads of 128, as large models have, by the tensor cores
+// alone.
 static void bench(void) {
     static const char *const small[] = {"attention", "attention backward"};
     static const char *const large[] = {"attention, heads of 128",
@@ -939,9 +939,9 @@ static void bench(void) {
     bench_firsts();
 }
 
-// Dropout of the probabilities, by the same masks. The kernels have one row a thread (as on a GPU
-// in fp32), 8 to 32 (as on a CPU), and llmc's choice (in bf16 the tensor cores). Each visits the
-// masks' blocks in another order.
+// Checks dropout of the probabilities, by the same masks. The kernels have one row a thread (as on
+// a GPU in fp32), 8 to 32 (as on a CPU), and llmc's choice (in bf16 the tensor cores). Each visits
+// the masks' blocks in another order.
 static void check_dropout(size_t B, size_t T, size_t NH, size_t HS) {
     dropping = dropout_for(dropout_make(0.3, 7, 2, 9), DROPOUT_SCORES, 3);
     dropping.head = 2;

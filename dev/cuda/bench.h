@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(ELEMENT_THREADS) lab_fill_kernel(floatX *x, si
     }
 }
 
-// n numbers on the device, unlike each other.
+// Returns n numbers on the device, unlike each other.
 static inline floatX *lab_fill(Lab *lab, size_t n) {
     floatX *x = test_floatX(n);
     LAUNCH(lab_fill_kernel, element_blocks(n), ELEMENT_THREADS, lab->stream)(x, n);
@@ -178,7 +178,7 @@ static inline floatX *lab_fill(Lab *lab, size_t n) {
     return x;
 }
 
-// The peaks are measured with the calls and the timer that the kernels are measured with.
+// Measures the peaks with the same calls and timer as the kernels.
 static inline void lab_measure_peaks(Lab *lab) {
     size_t mark = test_count, n = lab->cpu ? (size_t)1 << 24 : (size_t)1 << 26;
     size_t side = lab->cpu ? 1024 : sizeof(floatX) == 2 ? 8192 : 4096;
@@ -248,7 +248,7 @@ static inline void lab_start(Lab *lab, int argc, char **argv, double (*slowest)(
     fflush(stdout);
 }
 
-// The row of one kernel's check: its largest error over all problems.
+// Prints the row of one kernel's check: its largest error over all problems.
 static inline void lab_check(Lab *lab, const LabKernel *k, double error, double bound) {
     check(&lab->checks, error <= bound, "%-26s %2d  %-52s %9.2e %9.2e", k->operation, k->number,
           k->name, error, bound);
@@ -338,7 +338,7 @@ static inline void lab_bench(Lab *lab, const LabKernel *k, const void *problem, 
     fflush(stdout);
 }
 
-// The exit code: of the checks, or whether the log could be written.
+// Returns the exit code: 0 if all checks passed and the log could be written.
 static inline int lab_finish(Lab *lab) {
     CUDA_CHECK(cudaStreamSynchronize(lab->stream));
     if (lab->log && (ferror(lab->log) | (fclose(lab->log) != 0))) {
@@ -353,7 +353,7 @@ static inline int lab_finish(Lab *lab) {
     return lab->bench ? 0 : check_summary(&lab->checks);
 }
 
-// The main function of a program for one rank.
+// Runs a program for one rank.
 static inline int lab_main(Lab *lab, int argc, char **argv, void (*checks)(void),
                            void (*bench)(void)) {
     lab_start(lab, argc, argv, NULL);

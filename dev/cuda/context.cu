@@ -61,7 +61,8 @@ static const LabKernel CONTEXT[KERNELS] = {
     {"ulysses tokens", 1, "packs of a row (llmc)", join, ELEMENT_THREADS},
 };
 
-// The number of a step's kernel: own keys, half the keys (contiguous: all), half the queries.
+// Returns the number of a step's kernel: own keys, half the keys (contiguous: all), half the
+// queries.
 static int step_kind(const RingStep &step) {
     return step.step == 0 ? 0 : step.pair.Tq == step.T ? 1 : 2;
 }
@@ -145,7 +146,7 @@ static void plain_pair(double *out, double *lse, const Rank *r, const double *qk
     }
 }
 
-// The largest error of the rows of a step's queries, of [B,T/c,width] on the device.
+// Returns the largest error of the rows of a step's queries, of [B,T/c,width] on the device.
 static double error_of(const Rank *r, const float *device, const double *want, size_t width) {
     size_t T = r->s.T / r->s.c, first = r->step.pair.q, count = r->step.pair.Tq, n = 0,
            mark = test_count;
@@ -160,7 +161,7 @@ static double error_of(const Rank *r, const float *device, const double *want, s
     return error;
 }
 
-// All ranks of a sequence, every step, forward and backward.
+// Checks all ranks of a sequence, every step, forward and backward.
 static void check_ring(Shape s, double errors[KERNELS]) {
     size_t mark = test_count, T = s.T / s.c, n = s.B * s.T * s.A;
     const float *values = test_values(3 * n, 0, 1.5, 7), *gradients = test_values(n, 0, 1, 8);
@@ -303,8 +304,8 @@ static void checks(void) {
     }
 }
 
-// One of two ranks with a layer of GPT-2 124M, zigzag. Rank 0 meets keys of a later rank, rank 1
-// of an earlier one.
+// Times one of two ranks with a layer of GPT-2 124M, zigzag. Rank 0 meets keys of a later rank,
+// rank 1 of an earlier one.
 static void bench(void) {
     Shape s = {2, 1, lab.cpu ? (size_t)256 : 8192, 768, 12, true, Dropout()};
     Rank ranks[2] = {rank_make(s, 0), rank_make(s, 1)};

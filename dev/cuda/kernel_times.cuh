@@ -67,7 +67,7 @@ struct KernelTimer {
     }
 };
 
-// By name, then work, then time.
+// Orders by name, then work, then time.
 static inline int kernel_time_compare(const void *a, const void *b) {
     const KernelTime *x = (const KernelTime *)a, *y = (const KernelTime *)b;
     int names = strcmp(x->name, y->name);

@@ -189,7 +189,7 @@ static void checks(void) {
           "places: rounded up, at least one, at most a sequence's tokens");
 }
 
-// The layer of 8 experts that a token of 1024 channels meets, capacity 1.
+// Times the layer of 8 experts that a token of 1024 channels meets, capacity 1.
 static void bench(void) {
     size_t B = lab.cpu ? 1 : 8, T = lab.cpu ? 256 : 1024, C = 1024;
     Moe moe = {8, 2, moe_capacity(1.0, T, 2, 8), 0.01f, 0.001f};

@@ -207,7 +207,7 @@ static void checks(void) {
     check_update(17, 5, 15, 10, 32, 160);
 }
 
-// A matrix of GPT-2 124M's MLP.
+// Times a matrix of GPT-2 124M's MLP.
 static void bench(void) {
     size_t m = lab.cpu ? 64 : 768, n = 4 * m;
     Problem p = {m, n, make_scratch(m, n)};

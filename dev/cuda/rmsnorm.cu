@@ -167,8 +167,8 @@ static void check_kernels_at(size_t N, size_t C) {
     test_release(mark);
 }
 
-// LayerNorm1P is the layernorm whose weights are larger by one: the same bits, forward and
-// backward.
+// Checks that LayerNorm1P equals the layernorm whose weights are larger by one, bit by bit,
+// forward and backward.
 static void check_one_more(size_t N, size_t C) {
     size_t mark = test_count;
     Problem p = make_problem(N, C);
@@ -257,7 +257,7 @@ static void checks(void) {
     check_head_norms(3, 2, 2, 512);
 }
 
-// Memory traffic in units of N C elements, counted as in layernorm.cu.
+// Times all kernels. Memory traffic is in units of N C elements, counted as in layernorm.cu.
 static void bench(void) {
     Problem p = make_problem(lab.cpu ? 512 : 16384, 2048);
     double unit = (double)(p.N * p.C * sizeof(floatX));

@@ -51,8 +51,8 @@ static bool same_file(const char *a, const char *b) {
            (stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino);
 }
 
-// A shard replaces what has its name, so that must not be a device, a link, or a file that is
-// read.
+// Refuses an output whose name is that of a device, a link or an input, because a shard replaces
+// the file of its name.
 static void check_output(const char *path, char **inputs, int count) {
     struct stat info;
     if (lstat(path, &info) == 0 && !S_ISREG(info.st_mode))

@@ -198,7 +198,7 @@ enum { TRAFFIC_MOST = 1024 };
 static Traffic traffic[TRAFFIC_MOST];
 static int traffic_count;
 
-// From here on this process is rank `rank` of t x d x p.
+// Makes this process rank `rank` of t x d x p from here on.
 static inline void ranks_are(int rank, int t, int d, int p) {
     ranks_rank = rank;
     ranks_size = t * d * p;

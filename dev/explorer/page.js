@@ -107,7 +107,7 @@ LAYOUTS.d48 = LAYOUTS["gpt2-xl"];
 
 // ---- the worker ---------------------------------------------------------------------------------
 
-// WASM is gzip in base64.
+// Returns the bytes of WASM, which is gzip in base64.
 async function inflated() {
     const packed = new Blob([Uint8Array.from(atob(WASM), c => c.charCodeAt(0))]);
     return new Response(packed.stream().pipeThrough(new DecompressionStream("gzip"))).arrayBuffer();
@@ -157,7 +157,7 @@ const ask = lane(), askAside = lane(), askWhatIf = lane(), askTime = lane(), ask
 const state = structuredClone(DEFAULTS);  // what is drawn; fields may hold what was refused
 const section = panel => $("panel-" + panel);
 const fields = panel => [...section(panel).querySelectorAll("form [name]")];
-// The value of a field, without blanks around it.
+// Returns the value of a field, without blanks around it.
 function valueOf(field) {
     if (field.type === "checkbox") return field.checked ? "1" : "0";
     return field.type === "textarea" ? field.value : field.value.trim();
@@ -204,7 +204,7 @@ let listed = "1f1b";  // the schedule from which a list was made
 
 let panel = "schedules", timeShown = null, roundShown = 0, rankShown = 0;
 
-// The values that an address may leave out. A model's name gives its layout.
+// Returns the values that an address may leave out. A model's name gives its layout.
 function usualOf(at, values) {
     const usual = {...DEFAULTS[at]};
     if (at === "layout" && values.model !== usual.model)
@@ -253,7 +253,7 @@ class Refusal extends Error {
     }
 }
 
-// The number in a field, which is called `what`, or a Refusal.
+// Returns the number in a field, which is called `what`, or throws a Refusal.
 function number(values, field, what, least, most, whole) {
     const text = values[field], x = Number(text);
     const plain = whole ? /^[0-9]+$/ : /^[0-9]*\.?[0-9]+(e-?[0-9]+)?$/;
@@ -302,7 +302,7 @@ function inFields(sentence) {
     return sentence + fields.join("");
 }
 
-// The name of the field that a trainer's sentence is about, or undefined.
+// Returns the name of the field that a trainer's sentence is about, or undefined.
 function fieldOfFlag(sentence) {
     const flags = panel === "layout" ? SWITCHES : {v: "virtual", p: "pipeline", m: "global-batch",
                                                    limit: "max-in-flight", kind: "schedule"};
@@ -381,8 +381,8 @@ function sameSizes(values, model) {
     return MODEL_FIELDS.every((field, i) => values[field] === String(MODELS[model][i]));
 }
 
-// Only the interleaved schedule has a number of chunks to choose, and only zb-auto a limit:
-// choosing another one changes them as well.
+// Sets the chunks and the limit for another schedule. Only the interleaved schedule has a number of
+// chunks to choose, and only zb-auto a limit.
 function suitChunks(values) {
     if (values.kind === "interleaved" && values.v === "1") values.v = "2";
     else if (values.kind !== "interleaved" && !byHand(values.kind)) values.v = "1";
@@ -510,7 +510,7 @@ function mix(a, b, t) {
     return `rgb(${part(1)},${part(3)},${part(5)})`;
 }
 
-// Diagonal lines for idle time.
+// Makes diagonal lines for idle time.
 function hatching(g) {
     const tile = document.createElement("canvas"), t = tile.getContext("2d");
     tile.width = tile.height = 6;
@@ -549,7 +549,7 @@ const percent = x => (100 * x).toFixed(2) + "%";
 const short = x => String(+x.toPrecision(6));
 const plural = (n, what) => `${n} ${what}${n === 1 ? "" : what.endsWith("h") ? "es" : "s"}`;
 
-// Three or four digits and the largest unit that leaves a whole part.
+// Writes three or four digits and the largest unit that leaves a whole part.
 function unitText(x, units, base) {
     const [name, size] = units.find(([, power]) => x >= base ** power) || units[units.length - 1];
     const value = x / base ** size;

@@ -13,7 +13,7 @@ function hover(text) {
 
 const crowdedRow = (r, s) => (r.first[s + 1] - r.first[s]) * 3 > axisRoom();
 
-// The steps of a stage that ran: the places of its boxes that are no messages.
+// Returns the number of steps of a stage that ran: its boxes that are no messages.
 function stepCount(r, s) {
     const isStep = at => r.marks[8 * at + 4] < 3;
     let count = 0;

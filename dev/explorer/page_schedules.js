@@ -126,7 +126,7 @@ function stuckSentence(r, s) {
     return `${step} for a buffer, as stage ${peer} has not received.`;
 }
 
-// Stages that wait for each other in a circle; empty if none do.
+// Returns the stages that wait for each other in a circle; empty if none do.
 function circle(r) {
     for (let start = 0; start < r.p; start++) {
         const way = [];
@@ -224,7 +224,7 @@ function eachIdle(r, s, seen) {
     if (r.makespan > at + 1e-9) seen(at, r.makespan, 3);
 }
 
-// Idle time of all stages by cause.
+// Returns the idle time of all stages by cause.
 function idleOf(r) {
     const sums = [0, 0, 0, 0];
     const add = (start, end, cause) => { sums[cause] += end - start; };
@@ -247,8 +247,8 @@ function comparison(r, other) {
            (r.v !== other.v ? ` (one of ${r.v} chunks is 1/${r.v} of a stage)` : "");
 }
 
-// The way of a micro-batch through the stages, as rows of facts: its steps in the order of time,
-// and their code.
+// Returns the way of a micro-batch through the stages, as rows of facts: its steps in the order of
+// time, and their code.
 function wayOf(r, micro) {
     const steps = [];
     for (let s = 0; s < r.p; s++) {
@@ -293,8 +293,8 @@ function wayOf(r, micro) {
             ["The code that runs", links]];
 }
 
-// From the first start to the last end of each stage's steps, which are in the order of time;
-// messages come after them.
+// Returns the time from the first start to the last end of each stage's steps. They are in the
+// order of time; messages come after them.
 function ownSpans(r) {
     return Array.from({length: r.p}, (_, s) => {
         const first = r.first[s];
@@ -323,7 +323,7 @@ function drawSchedule() {
     drawFlight(r, Math.min(now, r.makespan), end);
 }
 
-// Stages that have room for their number, among them the last.
+// Labels the stages that have room for their number, among them the last.
 function labelStages(g, count, row, height, top) {
     const every = Math.ceil(13 / row);
     for (let s = 0; s < count; s++) {
@@ -436,7 +436,7 @@ function drawRow(g, r, s, y, height, x, now, shades, lanes, follow, labels) {
     g.globalAlpha = 1;
 }
 
-// The way of one micro-batch: a line from each of its steps to the next one on another stage.
+// Draws the way of one micro-batch: a line from each of its steps to the next one on another stage.
 function drawWay(g, r, micro, row, box, x, now) {
     const steps = [];
     for (let s = 0; s < r.p; s++)
@@ -518,7 +518,7 @@ function drawSteps(g, most, columns, base, unit) {
     }
 }
 
-// The same pixel by pixel: a thousand rows have a million steps.
+// Draws the same pixel by pixel: a thousand rows have a million steps.
 function drawPixels(g, most, columns, base, height, unit) {
     if (columns < 1) return;
     const image = crowded.createImageData(columns, height);
@@ -536,8 +536,8 @@ function drawPixels(g, most, columns, base, height, unit) {
     crowded.canvas.height = 1;
 }
 
-// Micro-batches and chunks whose activations a stage holds: from the start of a forward to the end
-// of the last step that reads them.
+// Draws the micro-batches and chunks whose activations a stage holds: from the start of a forward
+// to the end of the last step that reads them.
 function drawFlight(r, now, end) {
     const peak = Math.max(1, ...r.flight), row = Math.max(6, Math.min(30, Math.floor(420 / r.p)));
     const width = axisRoom();
@@ -572,7 +572,8 @@ function drawFlight(r, now, end) {
     $("flight").setAttribute("aria-label", "most activations in flight on each stage: " + most);
 }
 
-// The next time at which something begins or ends, in a direction; undefined: there is none.
+// Returns the next time at which something begins or ends, in a direction; undefined: there is
+// none.
 function momentFrom(r, now, direction) {
     let best = direction * Infinity;
     for (let i = 0; i < r.count; i++) {

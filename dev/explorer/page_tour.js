@@ -210,7 +210,7 @@ function sourceLink(text, file, name) {
     return inClone ? text : link(text, `../${file}#L${LINES[file][name]}`);
 }
 
-// The nodes of a sentence, whose {words} have tips.
+// Returns the nodes of a sentence, whose {words} have tips.
 function withTips(sentence) {
     return sentence.split(/[{}]/).map((part, i) => {
         if (i % 2 === 0) return part;

@@ -62,13 +62,13 @@ __attribute__((noinline)) static PipelineLists lists_of(int kind, int p, int m, 
                                  : zero_bubble_make((Schedule)kind, p, m, v, times, limit);
 }
 
-// False, with a sentence, if a schedule does not exist for these sizes.
+// Returns false, with a sentence, if a schedule does not exist for these sizes.
 __attribute__((noinline)) static bool exists(int kind, int p, int m, int v, Error *err) {
     return kind >= SCHEDULE_ZB_V ? v_check((Schedule)kind, p, m, v, err)
                                  : pipeline_check((Schedule)kind, p, m, v, err);
 }
 
-// The lists of a schedule by its name or by hand.
+// Makes the lists of a schedule by its name or by hand.
 static bool make_lists(int kind, int p, int m, int v, const PipelineTimes *times, size_t limit,
                        Error *err) {
     PipelineLists *l = &run.lists;
@@ -95,8 +95,8 @@ static bool lists_in_order(const PipelineLists *l, Error *err) {
     return true;
 }
 
-// The fewest buffers at each end of a link with which the lists cannot hang; 0: they hang with
-// any number.
+// Returns the fewest buffers at each end of a link with which the lists cannot hang; 0: they hang
+// with any number.
 static size_t buffers_needed(const PipelineLists *l) {
     Error err;
     size_t most = (size_t)l->m * l->v;
@@ -127,10 +127,10 @@ static double *chunk_scale(const PipelineLists *l, size_t L) {
     return scale;
 }
 
-// Idle time over work of all stages.
+// Returns idle time over work of all stages.
 static double bubble_of(int p, double makespan, double busy) { return makespan / (busy / p) - 1; }
 
-// For layout.cu: the bubble of L layers with free messages, of lists that are proved.
+// Returns the bubble of L layers with free messages, of lists that are proved, for layout.cu.
 double lists_bubble(const PipelineLists *lists, const double *cost, size_t L) {
     const PipelineTimes times = {{cost[0], cost[1], cost[2]}, 0, chunk_scale(lists, L)};
     PipelineRun walked = {NULL, 0, 0, 0};
@@ -330,7 +330,7 @@ int schedule_run(int kind, int p, int m, int v, double forward, double backward,
 
 const Result *schedule_result(void) { return &run.result; }
 
-// One line of the list: writes it into schedule_text, as pipeline_parse reads it.
+// Writes one line of the list into schedule_text, as pipeline_parse reads it.
 void schedule_list(int stage) {
     size_t at = 0;
     schedule_text[0] = 0;
@@ -452,7 +452,7 @@ static bool ring_message(int op, int k, int r, int n, int levels, int *part, int
     return adds;
 }
 
-// count: elements of the whole buffer of all n parts, a multiple of n.
+// Runs a collective. count: elements of the whole buffer of all n parts, a multiple of n.
 const Ring *ring_run(int op, int n, double count, int width) {
     memset(&ring, 0, sizeof ring);
     size_t part_count = (size_t)count / (size_t)n;

@@ -35,7 +35,7 @@ static inline size_t stage_memory_sum(const StageMemory *s) {
     return s->weights + s->gradients + s->optimizer + s->activations;
 }
 
-// The trainer's options for a layout.
+// Returns the trainer's options for a layout.
 static inline Options candidate_options(const Candidate *x, size_t vocabulary) {
     const StepLayout *r = &x->run;
     Options o;

@@ -104,7 +104,7 @@ static void cluster_names(const char *name, char *line, size_t size, char neares
     globfree(&found);
 }
 
-// A file, or a name in dev/clusters.
+// Reads a cluster: a file, or a name in dev/clusters.
 static bool read_cluster(Cluster *cluster, char path[PATH_MAX], const char *name, Error *err) {
     char names[400], nearest[64];
     bool is_path = strchr(name, '/') || strchr(name, '.');
@@ -240,7 +240,7 @@ static void print_command(const Search *s, const char *path) {
            path, w->ranks, model, flags);
 }
 
-// The most chunks, not more than now, that the layers and micro-batches of a changed layout
+// Sets the most chunks, not more than now, that the layers and micro-batches of a changed layout
 // divide into.
 static void take_chunks(StepLayout *r) {
     size_t m = step_micros(r);
@@ -251,7 +251,8 @@ static void take_chunks(StepLayout *r) {
 
 static size_t product(const StepLayout *r) { return r->t * r->p * r->d; }
 
-// The best layout under FSDP beside one of a grid, or the reverse, if the wish leaves the choice.
+// Prints the best layout under FSDP beside one of a grid, or the reverse, if the wish leaves the
+// choice.
 static void print_other_kind(const Search *s) {
     Search other;
     memset(&other, 0, sizeof other);
@@ -272,7 +273,7 @@ static void print_other_kind(const Search *s) {
     search_free(&other);
 }
 
-// The best layout with Muon beside one with AdamW, or the reverse.
+// Prints the best layout with Muon beside one with AdamW, or the reverse.
 static void print_other_optimizer(const Search *s) {
     Search other;
     memset(&other, 0, sizeof other);

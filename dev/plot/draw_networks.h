@@ -11,7 +11,7 @@ enum { NETWORKS_NODE = 8, NETWORKS_NODES = 8, NETWORKS_RANKS = NETWORKS_NODE * N
 static const char *const NETWORKS_NAMES[] = {"InfiniBand", "RoCE", "Ethernet", "NVLink"};
 static const char *const NETWORKS_COLORS[] = {"#1f6fb5", "#2f8f63", "#b8431a", "#6b3fa0"};
 
-// Half of the nodes have InfiniBand, the others RoCE.
+// Returns a cluster in which half of the nodes have InfiniBand, the others RoCE.
 static inline Cluster networks_cluster(void) {
     Cluster c;
     memset(&c, 0, sizeof c);

@@ -53,7 +53,7 @@ static inline void shards_rows(const ShardsDrawing *d, int count, const char *co
                      names[row]);
 }
 
-// Two steps of 4 layers. The buckets of embeddings and ln_f are left out.
+// Draws two steps of 4 layers. Leaves out the buckets of embeddings and ln_f.
 static inline void draw_lesson_data(FILE *out) {
     enum { L = 4 };
     static const char *const names[] = {"compute", "data stream"};
@@ -93,7 +93,7 @@ static inline void shards_leave(const ShardsDrawing *d, const ShardsWindow *w, d
         shards_box(d, w->row, w->since, until, SHARDS_COLORS[w->layer], "%c%d", name, w->layer);
 }
 
-// One step of one micro-batch and 6 layers with --shard 3.
+// Draws one step of one micro-batch and 6 layers with --shard 3.
 static inline void draw_lesson_fsdp(FILE *out) {
     enum { L = SHARDS_LAYERS };
     static const char *const names[] = {"compute",   "data stream", "weights 0",
@@ -142,8 +142,8 @@ static inline void draw_lesson_fsdp(FILE *out) {
     svg_end(out);
 }
 
-// The backward of the last of several micro-batches and the update, with --replicas: the shards'
-// sums across nodes begin as soon as a shard is complete.
+// Draws the backward of the last of several micro-batches and the update, with --replicas. The
+// shards' sums across nodes begin as soon as a shard is complete.
 static inline void draw_lesson_hsdp(FILE *out) {
     enum { L = SHARDS_LAYERS, CELL = 30 };
     static const char *const names[] = {"compute", "within a node", "across nodes"};

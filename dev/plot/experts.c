@@ -94,8 +94,8 @@ static size_t read_log(const char *path, Layer layers[MAX_LAYERS], Error *err) {
     return count;
 }
 
-// A line through the shares of one expert, or a dotted one through the share that was dropped
-// (expert < 0).
+// Draws a line through the shares of one expert, or a dotted one through the share that was
+// dropped (expert < 0).
 static void draw_share(FILE *out, const Layer *layer, int expert, double x, double y, double w,
                        double h, double top, const char *color) {
     const Row *first = &layer->rows[0], *last = &layer->rows[layer->count - 1];

@@ -24,7 +24,8 @@ static const struct {
     {"other idle", "#d5dce4", "#43505c"},
 };
 
-// One bar with the percentages of its parts inside, with as many digits as there is room for.
+// Draws one bar with the percentages of its parts inside, with as many digits as there is room
+// for.
 static void draw_bar(FILE *out, const StepProfile *p, double y, double height, double scale,
                      double right) {
     double x = LEFT, end = LEFT;

@@ -62,7 +62,7 @@ static bool parse_request(int argc, char **argv, Request *r) {
     return good && (r->table ? optind == argc : optind + 1 == argc);
 }
 
-// The lists that the request names: a schedule's name, a file, or a list itself.
+// Makes the lists that the request names: a schedule's name, a file, or a list itself.
 static bool make_lists(const Request *r, PipelineLists *l, Error *err) {
     memset(l, 0, sizeof *l);
     for (int s = 0; s < SCHEDULE_COUNT; s++) {

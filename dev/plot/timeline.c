@@ -77,7 +77,7 @@ typedef struct {
     bool lanes[LANE_COUNT];
 } Timeline;
 
-// Rank, then start, then the longer one first, so that what lies inside is drawn over it.
+// Orders by rank, then start, the longer first, so that inner spans are drawn over outer ones.
 static int compare_events(const void *a, const void *b) {
     const TraceEvent *x = a, *y = b;
     if (x->rank != y->rank) return x->rank < y->rank ? -1 : 1;
@@ -258,7 +258,7 @@ static void legend_entry(FILE *out, Legend *l, const char *fill, const char *tex
     l->x += width;
 }
 
-// note: a sentence behind the others.
+// Draws the legend. note: a sentence behind the others.
 static void draw_legend(FILE *out, const Timeline *t, double y, double width, const char *note) {
     Legend l = {LEFT, y, width - 10};
     for (size_t k = 0; k <= sizeof styles / sizeof styles[0]; k++) {
@@ -282,7 +282,7 @@ static void draw_legend(FILE *out, const Timeline *t, double y, double width, co
              note);
 }
 
-// how: the replaced durations, in words, or NULL if all were measured.
+// Draws the picture. how: the replaced durations, in words, or NULL if all were measured.
 static void draw(FILE *out, const Timeline *t, const char *title, double width, const char *how) {
     char note[96] = "", busiest[64] = "", sizes[96];
     if (t->bubble - t->busiest >= 0.0005) {

@@ -457,7 +457,7 @@ static void print_row(const char *left, const char *format, ...) {
     va_end(values);
 }
 
-// One line for a wrong run.
+// Writes one line for a wrong run.
 static void summary_of(char *out, size_t size, const Found *x, double bound) {
     if (!x->ended) {
         print_to(out, size, "wrong: %s", x->why);
@@ -865,8 +865,8 @@ static bool within_budget(const Puzzle *p, const Budget *b, const char *what, do
     return ok;
 }
 
-// clock MS, column NAME PERCENT, memory NAME MIB: [+N%] : [PROGRAM] RANKS FLAGS, and
-// traffic GROUP OPERATION CALLS BYTES : FIXTURE [PROGRAM] RANKS FLAGS.
+// Checks a budget. kind and line: clock MS, column NAME PERCENT, memory NAME MIB: [+N%] :
+// [PROGRAM] RANKS FLAGS, and traffic GROUP OPERATION CALLS BYTES : FIXTURE [PROGRAM] RANKS FLAGS.
 static bool check_budget(Puzzle *p, const char *kind, char *line) {
     static Budget b;
     memset(&b, 0, sizeof b);

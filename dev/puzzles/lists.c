@@ -83,7 +83,7 @@ static size_t most_in_flight(const PipelineLists *l, int stage) {
     return most;
 }
 
-// The least that a stage can hold without losing time.
+// Returns the least that a stage can hold without losing time.
 static size_t fewest_in_flight(const Case *c, int stage) {
     size_t pairs = (size_t)c->m * c->v, ahead = (size_t)(c->p - stage - 1);
     size_t held = c->schedule == SCHEDULE_1F1B ? ahead + 1 : 2 * ahead + (c->v - 1) * c->p + 1;

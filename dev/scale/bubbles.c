@@ -84,7 +84,7 @@ static bool run(const Bench *b, const Model *x, int p, int m, How how, Error *er
     return (out && pclose(out) == 0) || error_set(err, "%.400s failed: %s", command, said);
 }
 
-// The shortest step of each kind on one rank: it did not wait.
+// Stores the shortest step of each kind on one rank: it did not wait.
 static void shortest(const TraceList *list, int rank, double *step) {
     static const char *const kinds[3] = {"forward", "backward", "weight"};
     for (int kind = 0; kind < 3; kind++) {
@@ -193,7 +193,7 @@ static const struct {
       {256, {13.52, 6.24, 5.94, 5.94, 0.18}, {10.402, 10.248, 7.698, 0.460}}}},
 };
 
-// The rate of one stage when the lists run on the paper's times, by the small machine of
+// Returns the rate of one stage when the lists run on the paper's times, by the small machine of
 // build/tools/schedule.
 static double of_list(const Model *x, const Published *row, How how) {
     int v = how.v ? how.v : x->layers;

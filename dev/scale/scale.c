@@ -167,7 +167,7 @@ static bool beyond(Clusters *all, const char *key, size_t length, double before)
     return before <= 1 && now > 1;
 }
 
-// Coordinate descent, by factors that shrink from 10% to 0.1%, the same for all clusters.
+// Fits by coordinate descent, by factors that shrink from 10% to 0.1%, the same for all clusters.
 static bool fit(Clusters *all, const char *keys, Point *points, size_t count, Error *err) {
     double best = fit_error(points, count, err);
     for (double step = 0.1; best >= 0 && step > 0.001;) {
@@ -210,7 +210,7 @@ static bool set(Clusters *all, const char *text, Error *err) {
     return true;
 }
 
-// CLUSTER.json:PREFIX,PREFIX
+// Opens the cluster of CLUSTER.json:PREFIX,PREFIX.
 static bool open_cluster(Clusters *all, const char *text, Error *err) {
     const char *colon = strrchr(text, ':');
     if (!colon || all->count == CLUSTERS_MAX)
@@ -221,7 +221,7 @@ static bool open_cluster(Clusters *all, const char *text, Error *err) {
     return cluster_read(&all->cluster[all->count++], path, err);
 }
 
-// The constants whose source says that they were fitted or chosen, rather than taken from
+// Prints the constants whose source says that they were fitted or chosen, rather than taken from
 // elsewhere.
 static void print_fitted(const Clusters *all) {
     Error err;
@@ -246,7 +246,7 @@ static void print_fitted(const Clusters *all) {
     }
 }
 
-// The points of the table: each row with the first cluster that names it.
+// Makes the points of the table: each row with the first cluster that names it.
 static size_t choose(const Clusters *all, Row *rows, size_t row_count, Point *points) {
     size_t count = 0, seen[GROUPS + 1] = {0};
     for (size_t i = 0; i < row_count; i++) {

@@ -112,7 +112,7 @@ static inline Placement placement_stride(const Cluster *c, size_t first, size_t 
     return place;
 }
 
-// The layout's grid, at the first stage of the data rank for which the job waits, as in the
+// Returns the layout's grid, at the first stage of the data rank for which the job waits, as in the
 // trainer's simulation.
 static inline Grid step_grid(const Cluster *c, const StepLayout *r) {
     Grid g = {0, 0, r->t, r->d, r->p, 0, 0, 0, ""};
@@ -123,7 +123,8 @@ static inline Grid step_grid(const Cluster *c, const StepLayout *r) {
     return g;
 }
 
-// The placement of one group of that rank's at a stage: 't' tensor, 'd' data, 'e' the two ends.
+// Returns the placement of one group of that rank at a stage: 't' tensor, 'd' data, 'e' the two
+// ends.
 static inline Placement step_group(const Cluster *c, const Grid *g, size_t stage, char group) {
     size_t d = group == 'd' ? 0 : g->d_rank,
            first = (size_t)grid_rank_at(g, 0, d, group == 'e' ? 0 : stage);
@@ -399,7 +400,8 @@ static inline ChunkCost step_chunk_cost(const Cluster *c, const StepLayout *r, c
     return cost;
 }
 
-// Parameters of a layer's matrices, in units of C^2: 12 in GPT-2. Experts have none here.
+// Returns the parameters of a layer's matrices, in units of C^2: 12 in GPT-2. Experts have none
+// here.
 static inline double step_matrices(const StepLayout *r) {
     double heads = r->KV ? (double)r->KV / (double)r->NH : 1,
            wide = r->HS ? (double)(r->HS * r->NH) / (double)r->C : 1,
@@ -408,7 +410,7 @@ static inline double step_matrices(const StepLayout *r) {
     return (2 + 2 * heads) * wide + (2 + r->gate) * hidden;
 }
 
-// Parameters of an expert.
+// Returns the parameters of an expert.
 static inline double step_expert(const StepLayout *r) {
     return 3 * (double)r->C * (double)r->F;
 }
@@ -421,7 +423,7 @@ static inline double step_layers(const StepLayout *r, size_t stage) {
     return sum;
 }
 
-// Parameters of experts that a rank of the stage holds.
+// Returns the parameters of experts that a rank of the stage holds.
 static inline double step_experts(const StepLayout *r, size_t stage) {
     if (!step_mixes(r)) return 0;
     double held = (double)(r->E / r->e) / (double)r->t;
@@ -673,7 +675,7 @@ static inline double step_bound(const Cluster *c, const StepLayout *r, StepMemo 
     return most + c->host_step;
 }
 
-// Bytes of a message of one tensor rank to the next stage.
+// Returns the bytes of a message of one tensor rank to the next stage.
 static inline double step_message(const StepLayout *r) {
     double whole = 2.0 * (double)(r->micro_batch * step_tokens(r)) * (double)r->C;
     return r->sequence_parallel || (r->scatter_gather && r->t > 1) ? whole / (double)r->t : whole;
@@ -755,7 +757,7 @@ static inline void step_sharded(const Cluster *c, const StepLayout *r, size_t m,
     for (int n = 0; n < TIME_PARTS; n++) out->seconds += part[n];
 }
 
-// The step's time, or an error where the layout is none.
+// Stores the step's time, or returns an error if the layout is none.
 static inline bool step_simulate(const Cluster *c, const StepLayout *r, StepTime *out, Error *err) {
     if (!step_check(r, err)) return false;
     size_t chunks = r->p * r->v, m = step_micros(r);

@@ -9,8 +9,8 @@
 
 #include "dev/scale/step.h"
 
-// They deal layers evenly to the stages, never recompute attention alone, and always scatter
-// messages.
+// True if a trainer can run the layout. They deal layers evenly to the stages, never recompute
+// attention alone, and always scatter messages.
 static inline bool trainer_can(const StepLayout *r) {
     bool scatters = r->scatter_gather || r->t == 1 || r->p == 1;
     return !r->short_ends && r->recompute != LAYER_ATTENTION && scatters;

@@ -50,7 +50,7 @@ static inline cudaError_t cudaGetLastError() {
 
 // --------------------------------------------------------------------------------- device
 
-// CPU_NO_DEVICE=1 makes a machine without a GPU or its driver.
+// Returns 1, or with CPU_NO_DEVICE=1 the error of a machine without a GPU or its driver.
 static inline cudaError_t cudaGetDeviceCount(int *count) {
     return *count = !getenv("CPU_NO_DEVICE"),
            cpu_error(*count ? cudaSuccess : cudaErrorNoDevice);

@@ -30,7 +30,7 @@ __attribute__((always_inline)) static inline float exponential(float x) {
     return (fmaf(q, r * r, r) + 1.0f) * scale;
 }
 
-// Of these a CPU has no faster form.
+// A CPU has no faster form of these.
 __attribute__((always_inline)) static inline float exponential2(float x) {
     return exponential(x * 0.693147181f);
 }

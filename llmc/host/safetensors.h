@@ -125,8 +125,8 @@ static inline bool st_parse_entry(STEntry *x, const cJSON *item, const char *pat
     return true;
 }
 
-// The tensors of one file must tile its data exactly: no overlap, no hole, nothing behind
-// the last one.
+// Refuses a file whose tensors do not tile its data exactly: no overlap, no hole, nothing
+// behind the last one.
 static inline bool st_check_places(STEntry *x, size_t count, uint64_t data,
                                    uint64_t file_size, const char *path, Error *err) {
     qsort(x, count, sizeof *x, st_compare_places);

@@ -19,7 +19,7 @@ typedef struct {
                      // all ranks
 } Checksums;
 
-// The caller frees the sums.
+// Makes the sums of a model's tensors, all 0. The caller frees them.
 static inline Checksums checksums_make(const GPTConfig *config, bool bf16) {
     Checksums c = {*config, count_tensors(config), 0, NULL};
     c.count = 1 + (bf16 ? 4 : 3) * c.tensors;

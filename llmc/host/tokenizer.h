@@ -147,7 +147,7 @@ typedef struct {
     size_t heap_count;
 } Encoder;
 
-// The lowest rank comes first, and of one rank the leftmost.
+// True if merge a comes first: by its rank, and of one rank the leftmost.
 static inline bool merge_is_before(MergeHere a, MergeHere b) {
     return a.merge->rank != b.merge->rank ? a.merge->rank < b.merge->rank
                                           : a.place < b.place;
@@ -259,7 +259,7 @@ static inline const Token *tokenizer_added_at(const Token *list, size_t count,
     return found;
 }
 
-// Unicode's White_Space.
+// True for Unicode's White_Space.
 static inline bool is_space(unsigned c) {
     return (c >= 9 && c <= 13) || c == ' ' || c == 0x85 || c == 0xa0 || c == 0x1680 ||
            (c >= 0x2000 && c <= 0x200a) || c == 0x2028 || c == 0x2029 || c == 0x202f ||

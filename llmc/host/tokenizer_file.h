@@ -100,8 +100,8 @@ static inline const char *json_text(const cJSON *object, const char *key) {
     return cJSON_GetStringValue(json_get(object, key));
 }
 
-// A vocabulary writes bytes as printable characters: 188 as themselves in Latin-1, the
-// other 68 as U+0100 onwards. Returns -1 for another character.
+// Returns the byte that a character of a vocabulary represents, or -1 if it represents
+// none. 188 bytes are themselves in Latin-1, the other 68 are U+0100 onwards.
 static inline int character_to_byte(unsigned c) {
     if ((c >= 33 && c <= 126) || (c >= 161 && c <= 255 && c != 173)) return (int)c;
     if (c < 256) return -1;

@@ -252,7 +252,7 @@ static inline bool kind_read(Tokenizer *tk, const cJSON *root, const Options *o,
            (!normal || kind_check_normal(tk, o, err));
 }
 
-// tokenizer_open for GPT-2's kind and these.
+// Does tokenizer_open for GPT-2's kind and these.
 static inline bool tokenizer_open_kind(Tokenizer *tk, const Options *o, Error *err) {
     if (!o->tokenizer) return tokenizer_open(tk, NULL, err);
     memset(tk, 0, sizeof *tk);

@@ -179,7 +179,7 @@ __device__ __forceinline__ AttentionPlace row_place(const typename A::Args &a, b
     return p;
 }
 
-// Row r of x.
+// Returns row r of x.
 template <class V>
 __device__ __forceinline__ float &row_of(V &x, size_t r) {
     return ((float *)&x)[r];

@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(512, 2)
     }
 }
 
-// The sum of N floats in double by one block.
+// Sums N floats in double by one block.
 __global__ void __launch_bounds__(256)
     loss_sum_kernel(double *out, const float *losses, size_t N) {
     double sum = 0.0;
@@ -251,7 +251,7 @@ static inline void classifier_gradient(float *losses, floatX *logits, const floa
     });
 }
 
-// out[1] = the sum of losses[N] in double. The order depends on N alone.
+// Writes to out[1] the sum of losses[N] in double. The order depends on N alone.
 static inline void loss_sum(double *out, const float *losses, size_t N,
                             cudaStream_t stream) {
     kernel_cost(KERNEL_ELEMENTWISE, N, sizeof(float), 1);

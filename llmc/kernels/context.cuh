@@ -127,8 +127,8 @@ typedef struct {
     Tokens mine, others;  // positions of this rank's rows, and of those of the keys at hand
 } RingStep;
 
-// In step s a rank has its own queries, and the keys of the rank that is s before it. KV: 0
-// for as many heads of keys as of queries.
+// Returns step s: a rank has its own queries, and the keys of the rank that is s before it.
+// KV: 0 for as many heads of keys as of queries.
 static inline RingStep ring_step(Context part, size_t step, size_t B, size_t T, size_t A,
                                  size_t NH, size_t KV = 0) {
     if (KV == 0) KV = NH;
@@ -147,7 +147,7 @@ typedef struct {
     float *part_dkv;         // (B, T, 2, K) gradients of the keys at hand by this rank
 } Ring;
 
-// K: channels of the keys, 0 for A.
+// Takes the buffers of the ring. K: channels of the keys, 0 for A.
 static inline void take_ring(Arena *arena, Ring *r, size_t N, size_t A, size_t NH,
                              size_t K = 0) {
     if (K == 0) K = A;

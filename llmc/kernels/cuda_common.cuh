@@ -79,7 +79,7 @@ __host__ __device__ static inline float to_float(T x) {
     return (float)x;
 }
 
-// from_float<T>(x): to nearest, ties to even.
+// Rounds to nearest, ties to even: from_float<T>(x).
 template <class T>
 __host__ __device__ static inline T from_float(float x) {
     return T(x);
@@ -137,8 +137,8 @@ __device__ static inline T warp_max(T x) {
     return warp_reduce<false>(x);
 }
 
-// The same over a block of full warps: each warp, then the warps in their order. Ends with
-// a barrier, so that the next call may follow at once.
+// Does the same over a block of full warps: each warp, then the warps in their order. Ends
+// with a barrier, so that the next call may follow at once.
 template <bool SUM, class T>
 __device__ static inline T block_reduce(T x) {
     __shared__ T of_warp[32];

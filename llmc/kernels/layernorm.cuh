@@ -354,7 +354,7 @@ __global__ void __launch_bounds__(PACKS == 1 ? LAYERNORM_THREADS : 512)
     }
 }
 
-// Rows of a block of the first stage.
+// Returns the rows of a block of the first stage.
 static inline size_t layernorm_backward_rows(size_t N) {
     return bias_chunk_rows(N, LAYERNORM_MAX_BLOCKS);
 }

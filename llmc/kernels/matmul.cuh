@@ -139,7 +139,7 @@ static inline void matmul_forward(Matmul *mm, floatX *out, const floatX *inp,
     gemm(mm, out, inp, false, weight, false, N, OC, IC, bias);
 }
 
-// dinp[N,IC] = dout[N,OC] weight[IC,OC]^T
+// Computes dinp[N,IC] = dout[N,OC] weight[IC,OC]^T.
 static inline void matmul_backward_input(Matmul *mm, floatX *dinp, const floatX *dout,
                                          const floatX *weight, size_t N, size_t IC,
                                          size_t OC) {
@@ -160,7 +160,7 @@ static inline void linear_forward(Matmul *mm, floatX *out, const floatX *inp,
     gemm(mm, out, inp, false, weight, true, N, OC, IC, bias);
 }
 
-// dinp[N,IC] = dout[N,OC] weight[OC,IC]
+// Computes dinp[N,IC] = dout[N,OC] weight[OC,IC].
 static inline void linear_backward_input(Matmul *mm, floatX *dinp, const floatX *dout,
                                          const floatX *weight, size_t N, size_t IC,
                                          size_t OC) {

@@ -85,7 +85,7 @@ __device__ __forceinline__ float bits_float(uint32_t bits) {
     memcpy(&x, &bits, sizeof x);
     return x;
 }
-// The two numbers of a pair.
+// Return the two numbers of a pair.
 __device__ __forceinline__ float low_float(uint32_t pair) {
     return bits_float(pair << 16);
 }
@@ -94,7 +94,7 @@ __device__ __forceinline__ float high_float(uint32_t pair) {
 }
 
 #ifdef __CUDACC__
-// d[16,8] += a[16,16] b[16,8].
+// Computes d[16,8] += a[16,16] b[16,8].
 __device__ __forceinline__ void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
                                          uint32_t b1) {
     asm volatile(

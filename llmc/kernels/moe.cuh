@@ -63,7 +63,7 @@ static inline size_t moe_rows(const Moe &moe, size_t B) {
     return moe.E * B * moe.slots;
 }
 
-// c ranks share each sequence.
+// Takes the buffers of the routing. c ranks share each sequence.
 static inline void take_routing(Arena *arena, Routing *r, const Moe &moe, size_t B, size_t T,
                                 size_t c = 1) {
     size_t N = B * T;

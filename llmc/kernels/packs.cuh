@@ -161,7 +161,7 @@ __device__ __forceinline__ void store_whole(void *p, const uint32_t (&w)[4]) {
 #endif
 }
 
-// store_floats by whole stores, for elements of a GPU's packs.
+// Does store_floats by whole stores, for elements of a GPU's packs.
 template <int W>
 __device__ __forceinline__ void store_whole_floats(floatX *p, const float (&in)[W]) {
     if constexpr (W == x128::size && ROW_LANES > 1) {

@@ -68,7 +68,8 @@ static inline void swiglu_backward(floatX *dinp, const floatX *dout, const float
     swiglu_launch<true>(dinp, dout, inp, N, F, stream);
 }
 
-// With dout NULL out = relu(inp)^2, else out = 2 relu(inp) dout; out may be dout.
+// Computes out = relu(inp)^2 if dout is NULL, else out = 2 relu(inp) dout; out may be
+// dout.
 template <int W>
 __global__ void __launch_bounds__(ELEMENT_THREADS)
     relu2_kernel(floatX *out, const floatX *dout, const floatX *inp, size_t n) {
@@ -95,7 +96,7 @@ static inline void relu2_backward(floatX *dinp, const floatX *dout, const floatX
     });
 }
 
-// out[n] = relu(inp[n])^2
+// Computes out[n] = relu(inp[n])^2.
 static inline void relu2_forward(floatX *out, const floatX *inp, size_t n,
                                  cudaStream_t stream) {
     relu2_backward(out, NULL, inp, n, stream);

@@ -64,7 +64,7 @@ __device__ __forceinline__ void barriers_ready() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Arrives, and says how many bytes copies will bring in this phase.
+// Arrives at the barrier. Adds the bytes that copies will bring in this phase.
 __device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier),
                  "r"(bytes)
@@ -89,7 +89,7 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
     } while (!done);
 }
 
-// A barrier of the 128 threads of warpgroup wg.
+// Waits for the 128 threads of warpgroup wg.
 __device__ __forceinline__ void warpgroup_barrier(int wg) {
     asm volatile("bar.sync %0, 128;" ::"r"(wg + 1) : "memory");
 }
@@ -201,8 +201,8 @@ __device__ __forceinline__ void fresh(float (&d)[N][4]) {
     "%47, "                                                                         \
     "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
-// d[64, 8 N8] = a b^T, or += if `add`: a[64, 16] and b[8 N8, 16] in shared memory, by
-// descriptors.
+// Computes d[64, 8 N8] = a b^T, or += if `add`. a[64, 16] and b[8 N8, 16] are in shared
+// memory, by descriptors.
 __device__ __forceinline__ void wgmma_rows(float (&d)[8][4], uint64_t a, uint64_t b,
                                            int add) {
     asm volatile(
@@ -221,8 +221,8 @@ __device__ __forceinline__ void wgmma_rows(float (&d)[16][4], uint64_t a, uint64
         : WGMMA_D64
         : "l"(a), "l"(b), "r"(add));
 }
-// d[64, 8 N8] += a b: a[64, 16] as fragments in registers, of 16 rows a warp, b[16, 8 N8]
-// in shared memory.
+// Computes d[64, 8 N8] += a b. a[64, 16] is fragments in registers, of 16 rows a warp, and
+// b[16, 8 N8] is in shared memory.
 __device__ __forceinline__ void wgmma_columns(float (&d)[8][4], const uint32_t (&a)[4],
                                               uint64_t b) {
     asm volatile(
@@ -254,8 +254,8 @@ __device__ __forceinline__ uint64_t wgmma_matrix(uint32_t address, uint32_t next
            (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
 }
 
-// d = a b^T over HS channels: a's 64 rows from address a on in a tile of A_ROWS rows, b a
-// tile of 8 N8 rows.
+// Computes d = a b^T over HS channels. a has 64 rows from address a on in a tile of A_ROWS
+// rows; b is a tile of 8 N8 rows.
 template <int HS, int A_ROWS, int N8>
 __device__ __forceinline__ void product_rows(float (&d)[N8][4], uint32_t a, uint32_t b) {
     UNROLL
@@ -266,7 +266,7 @@ __device__ __forceinline__ void product_rows(float (&d)[N8][4], uint32_t a, uint
     }
 }
 
-// d += a b: a as fragments, b a tile of 16 K16 rows of 8 N8 channels.
+// Computes d += a b: a as fragments, b a tile of 16 K16 rows of 8 N8 channels.
 template <int K16, int N8>
 __device__ __forceinline__ void product_columns(float (&d)[N8][4],
                                                 const uint32_t (&a)[K16][4], uint32_t b) {

@@ -194,8 +194,8 @@ inline ncclResult_t ncclReduce(const void *sendbuff, void *recvbuff, size_t coun
                           comm, stream);
 }
 
-// Point to point, to oneself too (in a group with the matching call). The k-th send to a
-// peer meets its k-th receive.
+// Sends to a peer, or to oneself (in a group with the matching call). The k-th send to a peer
+// meets its k-th receive.
 inline ncclResult_t ncclSend(const void *sendbuff, size_t count, ncclDataType_t datatype,
                              int peer, ncclComm_t comm, cudaStream_t stream) {
     return nccl_mpi::call(NCCL_MPI_SEND, sendbuff, NULL, count, datatype, -1, peer, comm,

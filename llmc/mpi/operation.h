@@ -210,7 +210,7 @@ template <typename T>
 void narrow(T *out, T x) {
     *out = x;
 }
-// No integers are carried: 16 bits are a bfloat16.
+// Widens a bfloat16 to a float. No integers are carried, so 16 bits are a bfloat16.
 inline float widen(uint16_t x) {
     return bf16_to_float(x);
 }

@@ -139,7 +139,7 @@ static inline void gather_tokens(Trainer *m, ContextRanks *x, floatX *whole,
     tokens_join(whole, x->arriving, z.B, z.T * c, width, c, x->cut.zigzag, m->stream);
 }
 
-// The reverse.
+// Does the reverse.
 static inline void scatter_tokens(Trainer *m, ContextRanks *x, floatX *local,
                                   const floatX *whole, ContextSizes z, bool keys) {
     size_t c = x->cut.c;

@@ -52,9 +52,9 @@ static inline void experts_tensor(Trainer *m, const ExpertRanks *x, floatX *rows
     NCCL_CHECK(ncclGroupEnd());
 }
 
-// The all-to-all of e ranks. On the way there, it takes the rows (E, B slots, C) of this
-// rank's tokens to their experts. They arrive as (El, parts, e, B slots / parts, C), so that
-// an expert's rows are one matrix. back: takes them to their tokens again. Empty places
+// Does the all-to-all of e ranks. On the way there, it takes the rows (E, B slots, C) of
+// this rank's tokens to their experts. They arrive as (El, parts, e, B slots / parts, C), so
+// that an expert's rows are one matrix. back: takes them to their tokens again. Empty places
 // travel, too. So no rank needs another one's number of tokens, and the host only enqueues.
 // Nothing overlaps with it.
 //
