@@ -51,7 +51,7 @@ static bool same_file(const char *a, const char *b) {
            (stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino);
 }
 
-// Refuses an output whose name is that of a device, a link or an input, because a shard replaces
+// Refuses an output that has the name of a device, a link or an input, because a shard replaces
 // the file of its name.
 static void check_output(const char *path, char **inputs, int count) {
     struct stat info;

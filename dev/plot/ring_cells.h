@@ -1,5 +1,6 @@
-// ring_cells.h: the work of each rank of a ring in a step, in pairs of chunks, by the trainer's
-// own pairs (llmc/host/context.h). The picture of doc/course/7-context.md and the explorer use
+// ring_cells.h: the work of each rank of a ring in a step, in pairs of chunks. It comes from
+// the trainer's own pairs (llmc/host/context.h). The picture of doc/course/7-context.md and the
+// explorer use it.
 // it.
 //
 // defines: RingCells, ring_cells

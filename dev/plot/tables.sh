@@ -461,8 +461,8 @@ table_lesson_context_longest() {
 ROWS
 }
 
-# The largest sizes that fit an A100 of 80 GB with 8 of a 7B model's 32 layers: the longest sequence
-# in units of 1024 tokens, and the most sequences of 4096. Then a step of each.
+# The largest sizes that fit an A100 of 80 GB with 8 of a 7B model's 32 layers. These are the
+# longest sequence in units of 1024 tokens, and the most sequences of 4096. Then a step of each.
 table_lesson_offload_longest() {
     local trainer flags sizes least most middle row
     local head='s a step | MFU % | share | host, GiB'

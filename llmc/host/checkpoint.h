@@ -36,8 +36,8 @@
 // Saving
 
 // All files that a checkpoint may have, in the order of their removal. A folder without the
-// first is no checkpoint. config.json is made first and removed last: it says whose folder
-// it is, so that an interrupted removal can be completed.
+// first is no checkpoint. config.json is made first and removed last, because it says whose
+// folder it is. So an interrupted removal can be completed.
 static const char *const CHECKPOINT_FILES[] = {
     "trainer.json", "model.safetensors", "optimizer.safetensors", "generation_config.json",
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
@@ -276,10 +276,10 @@ static inline bool checkpoint_commit(const char *out_dir, const char *tmp_path,
 // ----------------------------------------------------------------------------------------
 // Loading
 
-// Checks that every tensor of the first `kinds` kinds of state is there with the right
-// shape and type, and that the files have no other weights. Adds up one share of all their
-// checksums. Without sums it comes before any allocation: it reads only the headers, and a
-// head that is stored beside the embedding that it is tied to.
+// Checks every tensor of the first `kinds` kinds of state: it must be there with the right
+// shape and type. The files must have no other weights. Adds up one share of all checksums.
+// Without sums it comes before any allocation. It then reads only the headers, and a head that
+// is stored beside the embedding that it is tied to.
 static inline bool checkpoint_check(const char *dir, const GPTConfig *config, size_t kinds,
                                     size_t share, size_t shares, Checksums *sums,
                                     Error *err) {

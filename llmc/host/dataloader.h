@@ -192,8 +192,8 @@ static inline bool shard_check(DataShard *shard, size_t T, Error *err) {
 }
 
 // Finds the files whose names match the pattern, or the file that has the pattern as its
-// name (such as "run[1].bin"). glob sorts them byte by byte on every rank, because no
-// program here leaves the C locale.
+// name (such as "run[1].bin"). The order is by bytes on every rank, because no program here
+// leaves the C locale.
 static inline bool dataloader_find(const char *pattern, glob_t *found) {
     char *literal = (char *)host_alloc(2 * strlen(pattern) + 1, 1), *end = literal;
     for (const char *c = pattern; *c; c++) {

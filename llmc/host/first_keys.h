@@ -46,8 +46,8 @@ static inline size_t tokens_before(Tokens t, size_t position, size_t T) {
     return first + second - t.half;
 }
 
-// Writes rows[T] (NULL: does not) for the T queries of one rank and the T keys of another:
-// the first row of the keys that is at or behind the beginning of the query's document.
+// Writes rows[T] (NULL: does not) for the T queries of one rank and the T keys of another.
+// It has the first row of the keys that is not before the beginning of the query's document.
 // document: for each token of the whole sequence, the position at which its document begins.
 // Returns the number of pairs of a query and a key that it sees.
 static inline double document_rows(int *rows, const int *document, Tokens queries,

@@ -65,9 +65,10 @@ typedef struct {
 #define LOG_START "{\"step\":"
 #define LOG_EVAL "\"eval_rows\":"  // in a line of --eval, which no training repeats
 
-// Finds the end of the lines of the first `done` steps, before a last line that was cut off
-// or that a power loss has filled with zeros. Lines of --eval count as done. `evals` takes
-// the ones behind that end. False with a sentence if the file is not a log.
+// Finds the end of the lines of the first `done` steps. A last line may be cut off, or a
+// power loss may have filled it with zeros: it does not count. Lines of --eval count as
+// done. `evals` takes the ones behind that end. False with a sentence if the file is not a
+// log.
 static inline bool log_scan(FILE *in, const char *path, size_t done, long *end, FILE *evals,
                             Error *err) {
     char *line = NULL;

@@ -137,8 +137,8 @@ static inline bool json_is_off(const cJSON *object, const char *key) {
            (cJSON_IsNumber(x) && x->valuedouble == 0.0);
 }
 
-// Refuses an object of that name with an unknown key, a key that must be off but is on, or
-// a switch that is neither true nor false.
+// Refuses an object of that name with an unknown key, a key that is on but must be off, or
+// a switch without true or false.
 static inline bool keys_check(const cJSON *object, const char *name, const char *path,
                               Error *err) {
     const cJSON *member;

@@ -255,9 +255,9 @@ __global__ void moe_statistics_kernel(double *sums, Routing r, Moe moe, size_t B
         sums[3 * E + e] += (double)r.lse[n] * (double)r.lse[n];
 }
 
-// Adds to sums (4, E). For each expert these are the tokens that chose it, the dropped ones
-// among them, its share of the balance loss, and a share of the loss of large logits. Both
-// losses are summed over tokens and lack their coefficients. c ranks share each sequence.
+// Adds to sums (4, E), for each expert: the tokens that chose it, the dropped ones among them,
+// its share of the balance loss, a share of the loss of large logits. Both losses are summed
+// over tokens and lack their coefficients. c ranks share each sequence.
 static inline void moe_statistics(double *sums, const Routing &r, const Moe &moe, size_t B,
                                   size_t T, cudaStream_t stream, size_t c = 1) {
     kernel_cost(KERNEL_ELEMENTWISE, B * moe.E, 12, 1);

@@ -1,11 +1,11 @@
 // timing.h: communication on the virtual clock of the stand-ins (llmc/cpu/clock.h).
 //
-// A group of operations begins when all ranks of its communicator are ready: each has come
-// to it on its stream, and the communicator has finished the group before. So every rank
-// takes part in each group on the clock, also in a group of messages. The ranks agree on the
-// latest time by MPI. In a simulation no data move, and the processes meet in shared memory
-// (llmc/cpu/simulate.h). A group ends when its cost is over (llmc/sim/cost.h). The cost
-// follows from its bytes and from the places of the communicator's ranks.
+// A group of operations begins when all ranks of its communicator are ready. Each must have
+// come to it on its stream, and the communicator must have finished the group before. So
+// every rank takes part in each group on the clock, also in a group of messages. The ranks
+// agree on the latest time by MPI. In a simulation no data move, and the processes meet in
+// shared memory (llmc/cpu/simulate.h). A group ends when its cost is over (llmc/sim/cost.h).
+// The cost follows from its bytes and from the places of the communicator's ranks.
 //
 // defines: simulates, clock_*; on a GPU they do nothing
 #ifndef LLMC_MPI_TIMING_H

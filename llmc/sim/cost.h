@@ -35,9 +35,9 @@ static inline const char *time_part_name(TimePart part) {
     return names[part];
 }
 
-// Returns {low, high} for a job of that size, in %: published steps are longer than
-// predicted by `low` at the 10th and `high` at the 90th percentile. `make scale` prints the
-// table, and a test compares.
+// Returns {low, high} for a job of that size, in %. Published steps take longer than
+// predicted by `low` at the 10th percentile and by `high` at the 90th. `make scale` prints
+// the table, and a test compares.
 static inline const double *cost_band(double gpus) {
     static const double bands[][2] = {{-12, 10}, {-1, 8}, {-4, 13}, {-7, 13}, {-2, 24}};
     return bands[(gpus > 8) + (gpus > 64) + (gpus > 256) + (gpus > 1024)];
