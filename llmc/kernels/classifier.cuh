@@ -22,8 +22,8 @@
 // Elements that a thread of the statistics works on at a time.
 enum { CLASSIFIER_TILE = 16 };
 
-// Takes a tile into the largest logit that a thread has met, and into the sums of exp(x -
-// max), one for each place of a tile. A new largest logit first rescales the sums.
+// Takes a tile into the largest logit that a thread has met, and into its sums of exp(x -
+// max). Each place of a tile has its sum. A new largest logit first rescales the sums.
 template <int TILE>
 __device__ __forceinline__ void row_add(float *max, float (&sums)[TILE],
                                         const float (&x)[TILE]) {
