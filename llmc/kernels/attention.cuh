@@ -2,11 +2,9 @@
 // projection wrote.
 //
 // Flash attention needs memory O(T) and no matrix of scores. It is deterministic.
-//   bf16, heads of up to 256 channels,    on the tensor cores;
-//   a multiple of 8
-//   the same on Hopper, 64 or 128         on its asynchronous products;
-//   channels, no dropout
-//   all others                            in fp32 arithmetic.
+//   tensor cores           bf16, heads of up to 256 channels, a multiple of 8.
+//   asynchronous products  The same on Hopper, heads of 64 or 128 channels, no dropout.
+//   fp32 arithmetic        All others.
 // d: dropout of the probabilities. NH may be the heads of one tensor rank. C is then their
 // share of the channels, and HS = C / NH.
 //

@@ -33,10 +33,9 @@ struct Attention {
     const floatX *y, *dout;
     floatX *dq, *dk, *dv;
     float *dot;  // [B,NH,T] dot product of each output and its gradient
-    // T queries and Tk keys of sequences. Their rows are `rows` apart, and so are the rows
-    // of lse and dot. Rows of k and v are k_stride apart. Only AttentionPair
-    // (llmc/kernels/context.cuh) has other values here than T and stride. It has results and
-    // the names below of its own.
+    // T queries and Tk keys of each sequence. A sequence has `rows` rows, also in lse and
+    // dot. Rows of k and v are k_stride apart. Only AttentionPair (llmc/kernels/context.cuh)
+    // has other values here than T and stride. It has results and the names below of its own.
     size_t Tk, rows, k_stride;
     static constexpr bool PAIR = false, full = false;  // full: every query sees every key
     // FIRST: each query sees keys from one of its own on (llmc/kernels/attention_first.cuh).

@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(ROW_THREADS)
 
 // Computes out[B, T, C] = wte[token - v_start] + wpe[position]. wte [Vl, C] holds
 // vocabulary rows v_start .. v_start + Vl. A token outside of them contributes 0. wpe
-// [maxT, C] may be NULL. held: the positions of the T rows.
+// [maxT, C] is not added if NULL. held: the positions of the T rows.
 static inline void encoder_forward(floatX *out, const int *tokens, const floatX *wte,
                                    const floatX *wpe, size_t B, size_t T, size_t C,
                                    size_t v_start, size_t Vl, cudaStream_t stream,

@@ -37,8 +37,8 @@ __device__ __forceinline__ double norm_share(const float *g, Share s) {
     return sum_of<NORM_WIDTH>(sums);
 }
 
-// First stage: a grid's column blockIdx.x takes a piece, and each of its rows a chunk.
-// scratch is [count, max_chunks].
+// First stage: the blocks of one blockIdx.x share a piece, and each row of threads takes a
+// chunk of it. scratch is [count, max_chunks].
 __global__ void __launch_bounds__(ROW_THREADS)
     global_norm_kernel(double *scratch, const float *grads, const Piece *pieces,
                        size_t max_chunks) {

@@ -249,7 +249,8 @@ __device__ __forceinline__ void unpack(float *out, const Packed128<uint32_t> &wo
 // each. One pack is read once, and before the barrier of the row before it. Several packs
 // leave no registers to keep a row until its sums are known, so the second read takes them
 // from the cache. The block has blockDim.y groups of blockDim.x threads, and each group
-// takes a row at a time. They meet at a barrier for each row. Their sums meet at the end.
+// takes a row at a time. They meet at a barrier for each row. Their sums are added at the
+// end.
 template <int W, int PACKS, Norm NORM>
 __global__ void __launch_bounds__(PACKS == 1 ? LAYERNORM_THREADS : 512)
     layernorm_backward_columns_kernel(LayernormBackward a) {
