@@ -1,10 +1,9 @@
 #!/usr/bin/env bash
 # break.sh [N [change]]: breaks a trainer as an experiment of the course does, builds it
 # unoptimised, and runs the page's commands. It works on a copy, build/break/NAME, so the checkout
-# stays as it is.
-# Without N: the list of experiments, doc/experiments/list.txt. `change` makes the copy only.
-# The commands are a block of code of the page, behind `<!-- run NAME -->`: its sed or patch line
-# makes the change, and its make line names the programs.
+# stays as it is. Without N: the list of experiments, doc/experiments/list.txt. `change` makes the
+# copy only. The commands are a block of code of the page, behind `<!-- run NAME -->`. Its sed or
+# patch line makes the change, and its make line names the programs.
 set -eu
 case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/.."

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# cuda_lines.sh: the lines of llmc/ that only nvcc compiles, a row for each file, and what executes
-# them without a GPU: the table of dev/results/sass.md.
+# cuda_lines.sh: counts the lines of llmc/ that only nvcc compiles, for the table of
+# dev/results/sass.md. A row for each file also names the test that executes them without a GPU.
 set -u
 case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/.." || exit 1

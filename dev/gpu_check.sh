@@ -1,35 +1,37 @@
 #!/usr/bin/env bash
 # gpu_check.sh: one command for a machine with a GPU, in stages. Each has a time limit and writes
-# its part of dev/results/NAME.md at once: a stage that fails, hangs or is cut off takes nothing
+# its part of dev/results/NAME.md at once. A stage that fails, hangs or is cut off takes nothing
 # from the others.
 #
-#   machine    what this machine is
-#   build      programs for CUDA in both precisions, and train_gpt with a timer around each kernel
-#   checks     every kernel against plain loops in double, in both precisions
-#   sanitizer  the small kernels again under compute-sanitizer
-#   golden     one rank's losses and gradients against PyTorch's in float64, in both precisions
-#   d12        GPT-2 124M, T 1024, bf16: tokens/s and MFU, a table of its kernels; beside it PyTorch
-#              and llm.c
-#   d48        GPT-2 XL, the same
-#   bench      every kernel's time in bf16, and its share of the roofline measured in the same run
-#   ranks      eight ranks on this machine's GPUs, in six layouts, against one rank
-#   suite      make test, if STAGES names it
+#   machine    This machine's hardware and software.
+#   build      Programs for CUDA in both precisions, and train_gpt with a timer around each kernel.
+#   checks     Every kernel against plain loops in double, in both precisions.
+#   sanitizer  The small kernels again under compute-sanitizer.
+#   golden     One rank's losses and gradients against PyTorch's in float64, in both precisions.
+#   d12        GPT-2 124M, T 1024, bf16: tokens/s and MFU, a table of its kernels. Beside it PyTorch
+#              and llm.c.
+#   d48        GPT-2 XL, the same.
+#   bench      Every kernel's time in bf16, and its share of the roofline measured in the same run.
+#   ranks      Eight ranks on this machine's GPUs, in six layouts, against one rank.
+#   suite      `make test`, if STAGES names it.
 #
 # Sized for some five minutes on an H200, without the build: the sanitizer and PyTorch's compiler
 # take most of them.
 #
-#   dev/gpu_check.sh                       all but the suite
+#   dev/gpu_check.sh                       All but the suite.
 #   STAGES='machine golden' dev/gpu_check.sh
-#   BUILD=0 dev/gpu_check.sh               a machine without nvcc: the programs that --pack has put
-#                                          together elsewhere
-#   dev/gpu_check.sh --pack                compiles for CUDA (no GPU needed): programs and libraries
-#                                          go to build/gpu-pack.tar.gz
-#   LLMC=path dev/gpu_check.sh             times path/train_gpt2cu, a build of llm.c, as well
-#   REHEARSE=1 dev/gpu_check.sh            the same stages without a GPU: small, on the stand-ins
+#   BUILD=0 dev/gpu_check.sh               A machine without nvcc: the programs that --pack has put
+#                                          together elsewhere.
+#   dev/gpu_check.sh --pack                Compiles for CUDA (no GPU needed). Programs and libraries
+#                                          go to build/gpu-pack.tar.gz.
+#   LLMC=path dev/gpu_check.sh             Times path/train_gpt2cu, a build of llm.c, as well.
+#   REHEARSE=1 dev/gpu_check.sh            The same stages without a GPU: small, on the stand-ins.
 #
-# STEPS: steps that are timed (40). D12_BATCH, D48_BATCH: sequences at a time (64, 16), halved until
-# they fit. KERNELS: programs of dev/cuda. LIMITS='d12=600 bench=60': seconds of these stages. NAME:
-# of the report.
+#   STEPS                  Steps that are timed (40).
+#   D12_BATCH, D48_BATCH   Sequences at a time (64, 16), halved until they fit.
+#   KERNELS                Programs of dev/cuda.
+#   LIMITS                 Seconds of stages: 'd12=600 bench=60'.
+#   NAME                   The name of the report.
 set -uo pipefail
 case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/.." || exit 1
@@ -65,8 +67,8 @@ build_all() {  # build_all [VARIABLE=VALUE]...: of make
     make DEVICE=$device PRECISION=bf16 "${carrier[@]}" PROFILE=1 "$bf16-profile/train_gpt"
 }
 
-# copy_libraries PROGRAM...: what they need beside the C library and what comes with a driver or
-# with PyTorch.
+# copy_libraries PROGRAM...: copies the programs' libraries. Leaves out the C library and the ones
+# that come with a driver or with PyTorch.
 copy_libraries() {
     ldd "$@" 2>/dev/null | awk '$2 == "=>" && $3 ~ /^\// { print $3 }' | sort -u |
         grep -vE '/(libc|libm|libdl|libpthread|librt|libcublas.*|libnccl.*|libcuda.*)\.so' |
@@ -74,7 +76,8 @@ copy_libraries() {
 }
 make_pack() {
     local path plugins
-    # Another machine runs them, so nothing is compiled for this one's processor: all is built anew.
+    # Another machine runs them, so nothing is compiled for this one's processor: all is built
+    # again.
     # shellcheck disable=SC2046
     rm -f $(programs fp32) $(programs bf16) "$bf16-profile/train_gpt"
     build_all NATIVE= || return 1
@@ -213,9 +216,9 @@ shard() {
     } >"$1"
 }
 
-# trains NAME BATCH SEQ FLAGS...: the median of STEPS steps, the first ten left out, with the
-# largest batch that fits; then the table of kernels; then the same model by others. LAYERS, HEADS,
-# CHANNELS and VOCAB are the model's.
+# trains NAME BATCH SEQ FLAGS...: prints the median of STEPS steps, without the first ten, with the
+# largest batch that fits. Then prints the table of kernels, and the same model by others. LAYERS,
+# HEADS, CHANNELS and VOCAB are the model's.
 trains() {
     local name=$1 batch=$2 seq=$3 steps=${STEPS:-40} timed median
     shift 3

@@ -1,8 +1,7 @@
 # shellcheck shell=sh
 # launch.sh: sets `launch`, the command that starts ranks: `$launch -n 4 PROGRAM`. dev/probe.sh has
-# found it: the MPI of this machine and its flags (MPIRUN in build/probe-*.mk). Sourced in the root
-# of the repository.
-# One of the two files is not there.
+# found the MPI of this machine and its flags (MPIRUN in build/probe-*.mk). Sourced in the root of
+# the repository. Usually only one of the two files is there.
 launch=${MPIRUN:-$(sed -n 's/^MPIRUN := //p' "build/probe-cpu${MPI:+-$MPI}.mk" \
     "build/probe-cuda${MPI:+-$MPI}.mk" 2>/dev/null | head -n 1 || :)}
 launch=${launch:-mpirun}

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# lessons.sh [LESSON]: prints every edge of the tree of trainers, or the edge to one: the diff of
-# the two files, one function at a time, each under its name. Line 2 of a lesson names its parent;
-# the four at the top follow each other.
+# lessons.sh [LESSON]: prints every edge of the tree of trainers, or the edge to one. An edge is
+# the diff of the two files, one function at a time, each under its name. Line 2 of a lesson names
+# its parent; the four at the top follow each other.
 set -eu
 case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/.."

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# probe.sh cpu|cuda COMPILER [C_COMPILER [MPI]]: finds out by linking small programs which libraries
-# work, and prints variables for the Makefile, which keeps the answer in build/probe-DEVICE.mk. No
-# other part of the build looks for libraries: it refuses to build if this reports MISSING ones,
-# which dev/setup.sh installs. It can do without the ones reported under WITHOUT. With MPI,
-# mpicxx.MPI and mpirun.MPI are taken, as Debian names them: openmpi or mpich.
+# probe.sh cpu|cuda COMPILER [C_COMPILER [MPI]]: links small programs to find out which libraries
+# work. It prints variables for the Makefile, which keeps the answer in build/probe-DEVICE.mk. No
+# other part of the build looks for libraries. The build stops if this reports MISSING ones, which
+# dev/setup.sh installs. It can do without the ones reported under WITHOUT. With MPI, mpicxx.MPI and
+# mpirun.MPI are taken, as Debian names them: openmpi or mpich.
 set -uo pipefail
 case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac
 

@@ -1,6 +1,6 @@
-// ptx_attention.cu: attention of one head of 64 channels on tensor cores, forward and backward:
-// the one instance that dev/test/run_ptx.sh plants bugs in, as it compiles fast. Prints the sums
-// of the gradients.
+// ptx_attention.cu: attention of one head of 64 channels on tensor cores, forward and backward.
+// dev/test/run_ptx.sh plants bugs in this instance, because it compiles fast. Prints the sums of
+// the gradients.
 #include "dev/cuda/kernel_test.h"
 #include "llmc/kernels/attention_mma.cuh"
 

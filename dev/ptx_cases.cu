@@ -1,6 +1,6 @@
-// ptx_cases.cu: runs attention of every capacity, and kernels of llmc/ that no program of
-// dev/cuda checks in the interpreter, at small sizes, and prints their results: as a CPU computes
-// them, and as dev/ptx.py interprets them. `make ptx` compares both.
+// ptx_cases.cu: runs attention of every capacity at small sizes. Also runs kernels of llmc/ that
+// no program of dev/cuda checks in the interpreter. Prints their results as a CPU computes them,
+// and as dev/ptx.py interprets them. `make ptx` compares both.
 #include "dev/cuda/kernel_test.h"
 #include "llmc/kernels/attention_first.cuh"
 #include "llmc/kernels/add.cuh"
@@ -23,7 +23,7 @@ static floatX *values(size_t n, double scale, uint64_t seed) {
     return to_device_floatX(test_values(n, 0, scale, seed), n);
 }
 
-// Forward and backward; the second sequence's last tile is ragged.
+// Runs forward and backward; the second sequence's last tile is ragged.
 static void attention_case(size_t B, size_t T, size_t NH, size_t KV, size_t HS, double drop) {
     size_t mark = test_count, C = NH * HS, width = C + 2 * KV * HS, N = B * T;
     floatX *qkv = values(N * width, 1.5, 1), *dout = values(N * C, 1, 2), *out = test_floatX(N * C);
@@ -93,8 +93,8 @@ static void rope_case(size_t N, size_t heads, size_t HS) {
     test_release(mark);
 }
 
-// The middle matrix of three side by side, all of Muon's kernels but its products. An owner of
-// elements [lo, hi) updates these.
+// Runs the middle matrix of three side by side through all of Muon's kernels but its products.
+// An owner of elements [lo, hi) updates these.
 static void muon_case(size_t rows, size_t cols, size_t lo, size_t hi) {
     size_t mark = test_count, n = 3 * rows * cols;
     MuonMatrix shape = {rows, cols, 3 * cols, cols};

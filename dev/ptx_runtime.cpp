@@ -1,6 +1,6 @@
-// ptx_runtime.cpp: as much of the CUDA runtime as a program of dev/cuda calls, for dev/ptx.py,
-// which loads the program as a shared library: device memory is a piece of host memory, and a
-// launch calls back into the interpreter.
+// ptx_runtime.cpp: the part of the CUDA runtime that the programs of dev/cuda call, for
+// dev/ptx.py, which loads a program as a shared library. Device memory is a piece of host
+// memory. A launch calls back into the interpreter.
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
 #include <stdint.h>
@@ -34,7 +34,7 @@ static struct {
     cudaError_t error;
 } runtime;
 
-// Called by ptx.py before main. Returns where device memory is.
+// Starts the runtime. ptx.py calls it before main. Returns the address of device memory.
 extern "C" void *ptx_start(decltype(runtime.launch) launch, decltype(runtime.memory) memory,
                            size_t *bytes) {
     runtime.launch = launch, runtime.memory = memory, *bytes = ARENA;
@@ -75,7 +75,7 @@ extern "C" cudaError_t cudaLaunchKernel(const void *host, dim3 grid, dim3 block,
             runtime.error = cudaErrorLaunchFailure;
     return runtime.error;
 }
-// CUDA 13 launches through a handle: here it is the host's function itself.
+// Returns the host's function itself: CUDA 13 launches through a handle.
 extern "C" cudaError_t __cudaGetKernel(cudaKernel_t *kernel, const void *host) {
     return *kernel = (cudaKernel_t)host, cudaSuccess;
 }
@@ -95,7 +95,7 @@ static void written(const void *p, size_t bytes) {
         runtime.memory((size_t)((const unsigned char *)p - runtime.arena), bytes, WRITTEN);
 }
 
-// The first gap that is large enough, with a fence before and behind.
+// Takes the first gap that is large enough, with a fence before and behind.
 extern "C" cudaError_t cudaMalloc(void **p, size_t bytes) {
     size_t need = (bytes + 2 * FENCE - 1) / FENCE * FENCE, at = FENCE;
     int i = 0;
@@ -150,7 +150,7 @@ extern "C" cudaError_t cudaGetDeviceProperties(cudaDeviceProp *prop, int) {
     strcpy(prop->name, "CPU (PTX interpreter)");
     return cudaSuccess;
 }
-// An A100: the interpreter knows no instruction of sm_90a, and so the kernels of
+// Describes an A100. The interpreter knows no instruction of sm_90a, so the kernels of
 // llmc/kernels/wgmma.cuh are not chosen.
 extern "C" cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr name, int) {
     *value = name == cudaDevAttrComputeCapabilityMajor             ? 8

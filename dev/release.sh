@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # release.sh [TAG]: makes build/release/llm-parallel-VERSION.tar.gz of a tag or commit (default:
-# HEAD): its tracked files, and site/ with the pages and the explorer, made from these files.
+# HEAD). It has the tracked files, and site/ with the pages and the explorer, made from these files.
 # VERSION is the first heading of its CHANGELOG.md; a tag vVERSION must agree. Needs no network. The
 # same commit gives the same bytes.
 set -euo pipefail

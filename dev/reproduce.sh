@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # reproduce.sh [small] [BUILD]: a run to reproduce. Trains a GPT-2 of 10.8 million parameters on
-# text that is in a package of Debian, on 1 rank and on 8, for as many steps as fit into
-# REPRODUCE_SECONDS (default 600) on this machine, and prints both validation curves; and, where
-# PyTorch is installed, 300 steps of a small model with PyTorch's own training. The last sentence
-# says how far the losses were apart: more than 1e-4 in the first 20 steps of 1 and 8 ranks, or from
-# PyTorch, is an error. `small` does the same in seconds with a tiny model, for `make test`.
+# text that is in a package of Debian, on 1 rank and on 8. It takes as many steps as fit into
+# REPRODUCE_SECONDS (default 600) on this machine, and prints both validation curves. If PyTorch is
+# installed, it also trains a small model for 300 steps with PyTorch's own training. The last
+# sentence has the largest difference of the losses. More than 1e-4 in the first 20 steps of 1 and 8
+# ranks, or from PyTorch, is an error. `small` does the same in seconds with a tiny model, for `make
+# test`.
 #
-# The text: the modules of Perl (package perl-modules-5.*, licensed as Perl itself: Artistic or
-# GPL), or, if they are not installed, the licenses that every Debian has in
+# The text is the modules of Perl (package perl-modules-5.*, licensed as Perl itself: Artistic or
+# GPL). If they are not installed, it is the licenses that every Debian has in
 # /usr/share/common-licenses (package base-files; verbatim copies are permitted).
 set -euo pipefail
 case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac

@@ -110,7 +110,7 @@ FLOORS = [
     ('gelu_backward_kernel<8>', 'bf16', 'at once', 4),
 ]
 
-# Warps on a multiprocessor: (what, kernel, precision, threads of a block, least).
+# Warps on a multiprocessor: (name, kernel, precision, threads of a block, least).
 OCCUPANCY = [
     ("layernorm backward, C = 768", "layernorm_backward_columns_kernel<8, 1, 0>", "bf16", 384, 24),
     ("layernorm backward, C = 1600", "layernorm_backward_columns_kernel<8, 1, 0>", "bf16", 672, 16),

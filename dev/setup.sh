@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# setup.sh [cpu|cuda [COMPILER [C_COMPILER [MPI]]]]: installs what the build needs and the system
-# lacks: a C++ compiler, make, an MPI, oneDNN (or a CBLAS), cJSON and PCRE2. dev/probe.sh looks for
-# them, here and in the Makefile, so this ends with 0 only if the build can start. On Debian and
-# Ubuntu it calls apt-get (with sudo when not root); elsewhere it names the packages.
+# setup.sh [cpu|cuda [COMPILER [C_COMPILER [MPI]]]]: installs the missing programs and libraries of
+# the build: a C++ compiler, make, an MPI, oneDNN (or a CBLAS), cJSON and PCRE2. dev/probe.sh looks
+# for them, here and in the Makefile, so this ends with 0 only if the build can start. On Debian
+# and Ubuntu it calls apt-get (with sudo when not root); elsewhere it names the packages.
 set -euo pipefail
 case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/.."

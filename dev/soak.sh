@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# soak.sh BUILD [MINUTES] [SEED]: one training run, interrupted at random until the time is up:
-# ranks and launchers killed, signals, full disks, ranks that stand still, slow messages, a second
-# run in the same folder, damaged checkpoints, clocks that jump, copied folders, Ctrl-Z, removed
-# locks; and resumed at another layout each time. Every announced save must be there and sound.
-# Beside it, runs with large matrix products get signals. At the end the losses of all steps are
-# compared with the losses of one calm run. The seed makes the same choices (their effect depends on
-# the machine's speed). Ends with counts; the exit code is 1 if anything was lost.
+# soak.sh BUILD [MINUTES] [SEED]: one training run, interrupted at random until the time is up, and
+# resumed at another layout each time. The interruptions:
+#   - ranks and launchers killed, signals, Ctrl-Z, ranks that stand still, slow messages;
+#   - full disks, damaged checkpoints, copied folders, removed locks;
+#   - a second run in the same folder, clocks that jump.
+# Every announced save must be there and sound. Beside it, runs with large matrix products get
+# signals. At the end the losses of all steps are compared with the losses of one calm run. The seed
+# makes the same choices (their effect depends on the machine's speed). Ends with counts; the exit
+# code is 1 if anything was lost.
 set -u
 case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/.." || exit 1
@@ -105,8 +107,8 @@ sound() {
         --shuffle 1 >/dev/null 2>&1
 }
 
-# large: a run of its own, with products that are large enough for kernels that no handler may
-# interrupt, gets 1 to 100 signals in a row, and must save.
+# large: starts a run of its own, sends it 1 to 100 signals in a row, and checks that it saves. Its
+# products are large enough for kernels that no handler may interrupt.
 large() {
     local signal i
     signal=$(printf 'TERM\nINT\nHUP\nUSR1' | sed -n "$((1 + RANDOM % 4))p") ranks=1

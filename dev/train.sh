@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# train.sh COMMAND... [then COMMAND...]: what `make train` does around its runs: starts the first,
-# says after Ctrl-C how it goes on, and at its end starts the second (on the virtual clock), draws
-# pictures and shows what came out. The Makefile gives OUT, DIR (of the programs), RANKS, LAYOUT,
-# TRACE (of the run to draw) and RESUME in the environment.
+# train.sh COMMAND... [then COMMAND...]: the steps of `make train` around its runs. Starts the
+# first command. After Ctrl-C it prints the command that continues. At its end it starts the second
+# (on the virtual clock), draws pictures and shows the results. The Makefile gives OUT, DIR (of the
+# programs), RANKS, LAYOUT, TRACE (of the run to draw) and RESUME in the environment.
 set -u
 case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac
 

@@ -21,7 +21,7 @@ typedef struct {
 
 enum { RUNS = 5 };  // of a problem: a model has some ten for each layer
 
-// A table on the device, and how many blocks it has.
+// Copies a table to the device, numbered. Stores the number of its blocks.
 static Piece *device_ranges(Piece *host, size_t count, unsigned *blocks) {
     *blocks = adamw_number(host, count);
     return to_device(host, count);
@@ -80,7 +80,8 @@ static void update2(const Problem *p, unsigned block) {
     LAUNCH(adamw_one_pass, CEIL_DIV(p->n, (size_t)block), block, lab.stream)
     (NARROW ? p->params : NULL, weights_of(p), p->grads, p->m, p->v, p->n, p->h);
 }
-// The runs of a problem: its weights in RUNS parts, cut at multiples of 8.
+// Returns the first element of a run: the weights of a problem are in RUNS parts, cut at
+// multiples of 8.
 static size_t run_begin(size_t n, size_t run) { return run == RUNS ? n : n * run / RUNS / 8 * 8; }
 
 static void update3(const Problem *p, unsigned) {
@@ -110,8 +111,8 @@ static AdamW adamw_with(const Flags *f, double t) {
 }
 static AdamW adamw_at(double t) { return adamw_with(&USUAL, t); }
 
-// The formulas in double, for step t, on elements [first, end) of weights w, gradients g and
-// moments m and v.
+// Computes the formulas in double, for step t, on elements [first, end) of weights w, gradients g
+// and moments m and v.
 static void plain_update(double *w, const float *g, double *m, double *v, size_t first,
                          size_t end, double t, const Flags *f) {
     double c1 = 1.0 - pow(f->beta1, t), c2 = 1.0 - pow(f->beta2, t);
@@ -150,7 +151,7 @@ static Problem make_problem(const float *weights, const float *grads, const floa
 
 static float *host_weights(const Problem *p) { return to_host(weights_of(p), p->n, lab.stream); }
 
-// params are the weights, rounded.
+// True if params are the weights, rounded.
 static bool rounded(const Problem *p) {
     float *params = to_host_floatX(p->params, p->n, lab.stream), *w = host_weights(p);
     bool ok = true;
@@ -158,8 +159,8 @@ static bool rounded(const Problem *p) {
     return ok;
 }
 
-// Three steps on n weights from element `shift` on, in two runs; the second has no decay. Of the
-// moments and master weights there are only these n, from element 0 on, as a sharded optimizer
+// Checks three steps on n weights from element `shift` on, in two runs; the second has no decay.
+// There are only these n moments and master weights, from element 0 on, as a sharded optimizer
 // has them.
 static bool check_size(size_t n, size_t shift, double *worst) {
     size_t mark = test_count, total = n + shift + 4,
@@ -232,7 +233,7 @@ static void check_slices(void) {
     check(&lab.checks, ok, "slices give the bits of the whole (" FLOATX_NAME ")");
 }
 
-// Every kernel of the list at ragged sizes, two steps each.
+// Checks every kernel of the list at ragged sizes, two steps each.
 static void check_kernels(void) {
     static const size_t sizes[] = {1, 7, 255, 4096, 4099, 20011};
     double errors[LAB_COUNT(UPDATE)] = {0.0};
@@ -263,9 +264,9 @@ static const Field *flag_of(const char *name) {
     return fields_find(&table, 1, name, &object);
 }
 
-// Five steps at one end of the range of every flag, by the bits of `ends`, with weights, moments
-// and the update as in double. Gradients are from 1e-6 to 1: the largest --eps hides some, the
-// least none.
+// Returns the error of five steps at one end of the range of every flag, by the bits of `ends`.
+// Weights, moments and the update are compared with double. Gradients are from 1e-6 to 1: the
+// largest --eps hides some, the least none.
 static double error_at(const Flags *f) {
     enum { N = 1000, STEPS = 5 };
     size_t mark = test_count;
@@ -291,7 +292,7 @@ static double error_at(const Flags *f) {
     return worst;
 }
 
-// Both ends of every range of the command line, together.
+// Checks both ends of every range of the command line, together.
 static void check_flags(void) {
     const Field *rows[] = {flag_of("lr"), flag_of("beta1"), flag_of("beta2"), flag_of("eps"),
                            flag_of("weight-decay")};
@@ -326,8 +327,8 @@ static void checks(void) {
     check_slices();
 }
 
-// One pass asks for no more than it must: 28 bytes for an fp32 weight, 30 for a bf16 one. Three
-// kernels read the gradient and the moments twice: 40, and 46 bytes.
+// Times the kernels. One pass asks for no more than it must: 28 bytes for an fp32 weight, 30 for
+// a bf16 one. Three kernels read the gradient and the moments twice: 40, and 46 bytes.
 static void bench(void) {
     size_t n = lab.cpu ? (size_t)1 << 20 : (size_t)124 << 20;
     Problem p = {test_floatX(n),

@@ -1,35 +1,34 @@
 // attention.cu: attention by several kernels, each checked against plain loops in double, forward
-// and backward, at ragged sizes, for the same bits again and in any order of threads, and for
-// memory that grows with T, not T^2.
+// and backward, at ragged sizes. Each must give the same bits again and in any order of threads,
+// and its memory must grow with T, not T^2.
 //
-//   1 gemm     a GEMM a head around a softmax kernel; the probabilities [B,NH,T,T] are stored
-//   2 naive    flash: a thread per row goes over the other rows in global memory, and stores no
-//              score
-//   3 lanes    the rows of a block share tiles in shared memory, several threads a row: llmc's
-//              fp32 path on a GPU
-//   4 vectors  4, 8 or 16 rows a thread, the lanes of a vector, no barrier: llmc's fp32 path on a
-//              CPU
-//   5 tensor   the products on tensor cores, fragments from product to product in registers:
-//              llmc's bf16 path
-//   6 wgmma    Hopper: asynchronous products of four warps, tiles by the copy engine (on a CPU by
-//              stand-ins, as late as they may be): llmc's bf16 path for heads of 64 and 128 on
-//              sm_90
-//   7 llmc     attention_forward and attention_backward: 3 or 4; in bf16 6, or 5, where the head
-//              size allows. 5 has 32 rows a warp forward for 33 to 64 channels: a tile is read
-//              once for both halves
+//   1 gemm     A GEMM a head around a softmax kernel. The probabilities [B,NH,T,T] are stored.
+//   2 naive    Flash: a thread per row goes over the other rows in global memory. It stores no
+//              score.
+//   3 lanes    The rows of a block share tiles in shared memory, several threads a row. llmc's
+//              fp32 path on a GPU.
+//   4 vectors  4, 8 or 16 rows a thread, the lanes of a vector, no barrier. llmc's fp32 path on
+//              a CPU.
+//   5 tensor   The products on tensor cores, fragments from product to product in registers.
+//              llmc's bf16 path.
+//   6 wgmma    Hopper: asynchronous products of four warps, tiles by the copy engine (on a CPU
+//              by stand-ins, as late as they may be). llmc's bf16 path for heads of 64 and 128
+//              on sm_90.
+//   7 llmc     attention_forward and attention_backward: 3 or 4. In bf16 it is 6 or 5, if the
+//              head size allows it. For 33 to 64 channels 5 has 32 rows a warp forward: it reads
+//              a tile once for both halves.
 //
-// and grouped queries (GQA, Ainslie et al. 2023), whose heads of k and v serve several heads of
-// q:
+// Grouped queries (GQA, Ainslie et al. 2023), whose heads of k and v serve several heads of q:
 //
-//   1 copies   k and v are copied for every head of q, and the copies' gradients summed
-//   2 wgmma    6 without a copy: a block of keys goes over the heads of its group
-//   3 llmc     the same kernels as 7
+//   1 copies   k and v are copied for every head of q, and the copies' gradients summed.
+//   2 wgmma    6 without a copy: a block of keys goes over the heads of its group.
+//   3 llmc     The same kernels as 7.
 //
-// and attention to some of the keys before a query: to those of its document, or of a window. Tiles
+// Attention to some of the keys before a query: the keys of its document, or of a window. Tiles
 // that no row of a block meets are skipped:
 //
-//   1 lanes    3 with the first key of each query
-//   2 llmc     the kernels of 7, but for wgmma: 3, 4 or 5
+//   1 lanes    3 with the first key of each query.
+//   2 llmc     The kernels of 7 without wgmma: 3, 4 or 5.
 #include "dev/cuda/bench.h"
 
 #include "llmc/kernels/attention_first.cuh"
@@ -79,20 +78,20 @@ __global__ void __launch_bounds__(ROW_THREADS)
     }
 }
 
-// Bytes kept from forward to backward, per micro-batch and layer: the probabilities [B,NH,T,T].
-// And two dense heads.
+// Returns the bytes kept from forward to backward, per micro-batch and layer: the probabilities
+// [B,NH,T,T], and two dense heads.
 static inline size_t gemm_saved_bytes(size_t B, size_t T, size_t C, size_t NH) {
     return (B * NH * T * T + 2 * T * (C / NH)) * sizeof(floatX);
 }
 
-// Bytes of scratch for backward: the gradient of the probabilities of one sequence [NH,T,T], and
-// two dense heads.
+// Returns the bytes of scratch for backward: the gradient of the probabilities of one sequence
+// [NH,T,T], and two dense heads.
 static inline size_t gemm_scratch_bytes(size_t, size_t T, size_t C, size_t NH) {
     return (NH * T * T + 2 * T * (C / NH)) * sizeof(floatX);
 }
 
-// The matrices of a product are dense, and a head's rows of HS values are not: copies them times
-// `factor`.
+// Copies a head's rows of HS values, times `factor`, because the matrices of a product are dense
+// and these rows are not.
 __global__ void copy_head_kernel(floatX *to, size_t to_stride, const floatX *from,
                                  size_t from_stride, size_t n, size_t HS, float factor) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, row = i / HS, c = i % HS;
@@ -106,8 +105,8 @@ static void copy_head(floatX *to, size_t to_stride, const floatX *from, size_t f
     (to, to_stride, from, from_stride, T * HS, HS, factor);
 }
 
-// d[T,T] = factor a[T,HS] b[T,HS]^T for each head; a and b are rows of HS values, lda and ldb
-// apart. heads[2,T,HS] is scratch.
+// Computes d[T,T] = factor a[T,HS] b[T,HS]^T for each head. a and b are rows of HS values, lda and
+// ldb apart. heads[2,T,HS] is scratch.
 static inline void gemm_scores(floatX *d, float factor, const floatX *a, size_t lda,
                                const floatX *b, size_t ldb, size_t T, size_t HS, size_t NH,
                                floatX *heads) {
@@ -119,7 +118,7 @@ static inline void gemm_scores(floatX *d, float factor, const floatX *a, size_t 
     }
 }
 
-// d[T,HS] = factor op(att)[T,T] b[T,HS] for each head.
+// Computes d[T,HS] = factor op(att)[T,T] b[T,HS] for each head.
 static inline void gemm_mix(floatX *d, size_t ldd, float factor, const floatX *att, bool trans,
                             const floatX *b, size_t ldb, size_t T, size_t HS, size_t NH,
                             floatX *heads) {
@@ -131,7 +130,7 @@ static inline void gemm_mix(floatX *d, size_t ldd, float factor, const floatX *a
     }
 }
 
-// out[B,T,C] from qkv[B,T,3,NH,HS]; fills saved (gemm_saved_bytes) for the backward pass.
+// Computes out[B,T,C] from qkv[B,T,3,NH,HS]; fills saved (gemm_saved_bytes) for the backward pass.
 static void gemm_forward(floatX *out, void *saved, const floatX *qkv, size_t B, size_t T,
                          size_t C, size_t NH) {
     size_t HS = C / NH;
@@ -288,7 +287,7 @@ static void naive_backward(floatX *dqkv, void *scratch, const floatX *dout, cons
 
 // ------------------------------------------------------------------------ 3, 4, 5: llmc's
 
-// One row a thread (3), or as many as this machine's threads take (4).
+// Runs one row a thread (3), or as many as this machine's threads take (4).
 template <int CAPACITY> using OneRow = AttentionRows<CAPACITY>;
 template <int CAPACITY> using OwnRows = RowsOf<CAPACITY>;
 template <template <int> class Rows>
@@ -378,7 +377,7 @@ static void wgmma_launch([[maybe_unused]] const Attention &a, [[maybe_unused]] b
     wgmma_launch(flash_backward(dqkv, scratch, dout, out, saved, qkv, B, T, C, NH), true);
 }
 
-// Flash attention keeps lse[B,NH,T], and dot[B,NH,T] is its scratch.
+// Returns the bytes of lse[B,NH,T], which flash attention keeps, and of its scratch dot[B,NH,T].
 static size_t flash_bytes(size_t B, size_t T, size_t, size_t NH) {
     return B * NH * T * sizeof(float);
 }
@@ -427,7 +426,7 @@ static bool kernel_takes(const Kernel *k, size_t HS) {
            (k->number != WGMMA || wgmma_runs());
 }
 
-// For llmc's the number of the kernel that it takes, or its own.
+// Returns the number of the kernel that llmc's takes, or the kernel's own.
 static int kernel_number(const Kernel *k, size_t B, size_t T, size_t C, size_t NH) {
     if (k->number != LLMC) return k->number;
     Attention a = attention_of(NULL, B, T, C, NH);
@@ -501,7 +500,7 @@ static Result run(const Kernel *k, const floatX *qkv, const floatX *dout, size_t
     return r;
 }
 
-// Again in the same order of threads, and, where orders can be chosen, in random ones.
+// Runs a kernel again in the same order of threads and, if orders can be chosen, in random ones.
 static bool same_again(const Kernel *k, const Result *first, const floatX *qkv,
                        const floatX *dout, size_t B, size_t T, size_t C, size_t NH) {
     size_t n = B * T * C;
@@ -539,7 +538,7 @@ static void note_errors(int number, double error, double error_grad) {
     }
 }
 
-// The table: a row for each kernel and pass with its largest error of all shapes.
+// Prints the table: a row for each kernel and pass with its largest error of all shapes.
 static void check_rows(void) {
     for (int pass = 0; pass < 2; pass++) {
         for (int i = 0; i < KERNEL_COUNT; i++) {
@@ -550,8 +549,7 @@ static void check_rows(void) {
     }
 }
 
-// Every kernel at one shape. `repeat`: also for the same bits again, with dropout of llmc's
-// alone.
+// Checks every kernel at one shape. `repeat`: also the same bits again, and dropout of llmc's.
 static void test_shape(size_t B, size_t T, size_t C, size_t NH, bool repeat) {
     size_t mark = test_count, n = B * T * C, HS = C / NH;
     float *qkv = test_values(3 * n, 0, 1.5, 1), *dout = test_values(n, 0, 1, 2);
@@ -627,7 +625,7 @@ __global__ void copy_heads(floatX *wide, const floatX *qkv, size_t NH, size_t KV
     }
 }
 
-// The reverse for gradients: a sum over the copies.
+// Does the reverse for gradients: a sum over the copies.
 __global__ void sum_heads(floatX *dqkv, const floatX *dwide, size_t NH, size_t KV, size_t HS) {
     floatX *to = dqkv + blockIdx.x * (NH + 2 * KV) * HS;
     const floatX *from = dwide + blockIdx.x * 3 * NH * HS;
@@ -711,7 +709,7 @@ static Grouped make_grouped(size_t B, size_t T, size_t NH, size_t KV, size_t HS)
 
 static double grouped_worst[2][LAB_COUNT(GROUPED_FORWARD)];
 
-// Against the plain loops on copies of k and v, whose gradients are summed in double.
+// Compares with the plain loops on copies of k and v, whose gradients are summed in double.
 static void check_grouped(size_t B, size_t T, size_t NH, size_t KV, size_t HS) {
     size_t mark = test_count, N = B * T, C = NH * HS, heads = NH + 2 * KV, group = NH / KV;
     Grouped p = make_grouped(B, T, NH, KV, HS);
@@ -761,7 +759,7 @@ static void check_groups(void) {
     }
 }
 
-// Llama 3.2 1B has 32 heads of 64 channels, and 8 of k and v.
+// Times the layer of Llama 3.2 1B: 32 heads of 64 channels, and 8 of k and v.
 static void bench_groups(void) {
     Grouped p = lab.cpu ? make_grouped(1, 64, 32, 8, 64) : make_grouped(4, 2048, 32, 8, 64);
     p.qkv = lab_fill(&lab, p.B * p.T * (p.C + 2 * p.KV * 64)),
@@ -875,7 +873,7 @@ static void check_firsts(void) {
                       pass ? BOUND_GRAD : BOUND_OUT);
 }
 
-// The same sequences with all keys, with a window, and as documents.
+// Times the same sequences with all keys, with a window, and as documents.
 static void bench_firsts(void) {
     size_t B = lab.cpu ? 1 : 4, T = lab.cpu ? 512 : 4096, NH = lab.cpu ? 1 : 16, W = T / 8;
     static const char *const names[2][3] = {
@@ -898,8 +896,8 @@ static void bench_firsts(void) {
     }
 }
 
-// Both passes of the kernels from number `from` on; operations: names of the rows, forward and
-// backward.
+// Times both passes of the kernels from number `from` on. operations: names of the rows, forward
+// and backward.
 static void bench_problem(Problem p, int from, const char *const operations[2]) {
     size_t n = p.B * p.T * p.C;
     p.qkv = lab_fill(&lab, 3 * n), p.dout = lab_fill(&lab, n), p.out = test_floatX(n),
@@ -923,7 +921,8 @@ static void bench_problem(Problem p, int from, const char *const operations[2]) 
     }
 }
 
-// One layer of GPT-2 124M; then heads of 128, as large models have, by the tensor cores alone.
+// Times one layer of GPT-2 124M, then heads of 128, as large models have, by the tensor cores
+// alone.
 static void bench(void) {
     static const char *const small[] = {"attention", "attention backward"};
     static const char *const large[] = {"attention, heads of 128",
@@ -940,9 +939,9 @@ static void bench(void) {
     bench_firsts();
 }
 
-// Dropout of the probabilities, by the same masks. The kernels have one row a thread (as on a GPU
-// in fp32), 8 to 32 (as on a CPU), and llmc's choice (in bf16 the tensor cores). Each visits the
-// masks' blocks in another order.
+// Checks dropout of the probabilities, by the same masks. The kernels have one row a thread (as on
+// a GPU in fp32), 8 to 32 (as on a CPU), and llmc's choice (in bf16 the tensor cores). Each visits
+// the masks' blocks in another order.
 static void check_dropout(size_t B, size_t T, size_t NH, size_t HS) {
     dropping = dropout_for(dropout_make(0.3, 7, 2, 9), DROPOUT_SCORES, 3);
     dropping.head = 2;

@@ -12,13 +12,16 @@
 //
 // A program has one list of kernels for an operation, numbered from naive to best. The last is
 // the kernel of llmc/. Its wrappers state "must MB" and FLOPs (llmc/kernels/work.cuh says how
-// they are counted). These hold for every kernel of the list, and PROFILE=1 and the virtual clock
-// use them too. "asks MB" are the bytes of this kernel's own loads and stores; a cache should
-// serve the excess. GB/s counts the bytes that must move, so that a kernel cannot look fast by
-// moving more. The roof is the nearer of two: the bytes at the speed of a device copy, and the
-// FLOPs at the speed of a large matrix product. Both are measured first in the same run. "regs"
-// are a thread's registers, and "occup." is the share of a multiprocessor's threads that can be
-// resident, which registers, shared memory and block size limit. Only a GPU has them.
+// they are counted). All kernels of the list have the same, and so have PROFILE=1 and the virtual
+// clock. A row has these columns:
+//
+//   asks MB  The bytes of this kernel's own loads and stores. A cache should serve the excess.
+//   GB/s     Counts the bytes that must move, so that a kernel cannot look fast by moving more.
+//   roof     The nearer of two: the bytes at the speed of a device copy, and the FLOPs at the
+//            speed of a large matrix product. Both are measured first in the same run.
+//   regs     A thread's registers (on a GPU).
+//   occup.   The share of a multiprocessor's threads that can be resident (on a GPU). Registers,
+//            shared memory and block size limit it.
 //
 // A program includes this header first, because it counts the launches of the headers behind it.
 //
@@ -167,7 +170,7 @@ __global__ void __launch_bounds__(ELEMENT_THREADS) lab_fill_kernel(floatX *x, si
     }
 }
 
-// n numbers on the device, unlike each other.
+// Returns n numbers on the device, unlike each other.
 static inline floatX *lab_fill(Lab *lab, size_t n) {
     floatX *x = test_floatX(n);
     LAUNCH(lab_fill_kernel, element_blocks(n), ELEMENT_THREADS, lab->stream)(x, n);
@@ -175,7 +178,7 @@ static inline floatX *lab_fill(Lab *lab, size_t n) {
     return x;
 }
 
-// The peaks are measured with the calls and the timer that the kernels are measured with.
+// Measures the peaks with the same calls and timer as the kernels.
 static inline void lab_measure_peaks(Lab *lab) {
     size_t mark = test_count, n = lab->cpu ? (size_t)1 << 24 : (size_t)1 << 26;
     size_t side = lab->cpu ? 1024 : sizeof(floatX) == 2 ? 8192 : 4096;
@@ -245,7 +248,7 @@ static inline void lab_start(Lab *lab, int argc, char **argv, double (*slowest)(
     fflush(stdout);
 }
 
-// The row of one kernel's check: its largest error over all problems.
+// Prints the row of one kernel's check: its largest error over all problems.
 static inline void lab_check(Lab *lab, const LabKernel *k, double error, double bound) {
     check(&lab->checks, error <= bound, "%-26s %2d  %-52s %9.2e %9.2e", k->operation, k->number,
           k->name, error, bound);
@@ -278,8 +281,9 @@ static inline KernelWork lab_stated(Lab *lab, const LabKernel *k, const void *pr
     return work;
 }
 
-// Times one kernel with its block size. Without one it tries several, prints the best and logs
-// all. must: lab_stated of the last kernel of its list. asks: bytes, or 0 if not counted.
+// Times one kernel with its block size. A kernel without a fixed size is timed with several.
+// Prints the best and logs all. must: lab_stated of the last kernel of its list. asks: bytes, or
+// 0 if not counted.
 static inline void lab_bench(Lab *lab, const LabKernel *k, const void *problem, KernelWork must,
                              double asks) {
     static const unsigned SWEEP[] = {32, 64, 128, 256, 512, 1024};
@@ -334,7 +338,7 @@ static inline void lab_bench(Lab *lab, const LabKernel *k, const void *problem, 
     fflush(stdout);
 }
 
-// The exit code: of the checks, or whether the log could be written.
+// Returns the exit code: 0 if all checks passed and the log could be written.
 static inline int lab_finish(Lab *lab) {
     CUDA_CHECK(cudaStreamSynchronize(lab->stream));
     if (lab->log && (ferror(lab->log) | (fclose(lab->log) != 0))) {
@@ -349,7 +353,7 @@ static inline int lab_finish(Lab *lab) {
     return lab->bench ? 0 : check_summary(&lab->checks);
 }
 
-// The main function of a program for one rank.
+// Runs a program for one rank.
 static inline int lab_main(Lab *lab, int argc, char **argv, void (*checks)(void),
                            void (*bench)(void)) {
     lab_start(lab, argc, argv, NULL);

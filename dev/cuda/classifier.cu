@@ -1,5 +1,5 @@
-// classifier.cu: softmax, cross-entropy and its gradient: kernels from naive to
-// llmc/kernels/classifier.cuh's, checked against plain loops in double. llmc's own also in
+// classifier.cu: softmax, cross-entropy and its gradient. Kernels from naive to
+// llmc/kernels/classifier.cuh's, checked against plain loops in double. Checks llmc's own also in
 // vocabulary parts, which give the same bits on one rank.
 #include "dev/cuda/bench.h"
 
@@ -70,7 +70,7 @@ static void classify_in_steps(float *losses, float *stats, floatX *logits, const
     });
 }
 
-// 4: llmc's: where a rank has all columns, and a multiprocessor room for two rows, one kernel
+// 4: llmc's. If a rank has all columns, and a multiprocessor has room for two rows, one kernel
 // copies a row to shared memory and reads it there.
 static void classify(float *losses, float *stats, floatX *logits, const int *targets, float dloss,
                      Shape k, bool gradient) {
@@ -124,7 +124,7 @@ static int *test_targets(Shape k) {
     return targets;
 }
 
-// losses [2, N], gradient [N, Vp].
+// Computes losses [2, N] and the gradient [N, Vp] in double.
 static void reference(double *losses, double *gradient, const float *x, const int *targets,
                       double dloss, Shape k) {
     for (size_t n = 0; n < k.N; n++) {
@@ -166,8 +166,8 @@ static bool check_gradient(const float *got, const double *want, double dloss, S
     return ok;
 }
 
-// log(sum) + max - target has the rounding of its terms, which are at least 1 in effect: sum >=
-// 1.
+// Checks the losses. log(sum) + max - target has the rounding of its terms, which are at least 1
+// in effect: sum >= 1.
 static bool check_losses(const float *got, const double *want, size_t N, double *worst) {
     bool ok = true;
     for (size_t n = 0; n < N; n++) {
@@ -215,7 +215,7 @@ static void check_whole(Shape k, double scale) {
     test_release(mark);
 }
 
-// The columns cut into `ranks` parts, with the all-reduces done here.
+// Checks the columns cut into `ranks` parts, with the all-reduces done here.
 static void check_parts(Shape k, size_t ranks) {
     size_t mark = test_count;
     size_t N = k.N, Vl = k.Vp / ranks;
@@ -336,8 +336,8 @@ static void check_loss_sum(void) {
     check(&lab.checks, ok, "loss_sum");
 }
 
-// Every kernel of the list at ragged sizes; the errors of losses and gradients count against the
-// same bound.
+// Checks every kernel of the list at ragged sizes. The errors of losses and gradients count
+// against the same bound.
 static void check_kernels(void) {
     static const Shape shapes[] = {{1, 2, 8}, {5, 257, 384}, {7, 31, 31}, {3, 5003, 5120}};
     double errors[LAB_COUNT(CLASSIFIER)] = {0.0}, dloss = (double)(1.0f / 37.0f),
@@ -386,9 +386,9 @@ static void checks(void) {
     check_loss_sum();
 }
 
-// Bytes asked for, in units of N Vp elements: the naive kernels read a row for the maximum, the
-// sum and the gradient, and write it (4). Kernel 3 reads it for both statistics at once, and for
-// the gradient (3), llmc's on a GPU once (2).
+// Times all kernels. They ask for these bytes, in units of N Vp elements. The naive kernels read
+// a row for the maximum, the sum and the gradient, and write it (4). Kernel 3 reads it for both
+// statistics at once, and for the gradient (3). llmc's reads it once on a GPU (2).
 static void bench(void) {
     Shape k = {lab.cpu ? (size_t)32 : (size_t)4096, 50257, 50304};
     float *x = test_values(k.Vp, 0.0, 4.0, 1);

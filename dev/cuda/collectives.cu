@@ -4,8 +4,10 @@
 //
 //   mpirun -n 4 build/cpu-fp32/dev/cuda/collectives [--bench]
 //
-// With --bench, "must MB" are the bytes that a rank must send. With n ranks and S bytes these are
-// (n - 1) / n S for the halves of an all-reduce, twice as many for all of it, and S for a shift.
+// With --bench, "must MB" are the bytes that a rank must send, for n ranks and S bytes:
+//   half of an all-reduce  (n - 1) / n S
+//   all-reduce             2 (n - 1) / n S
+//   shift                  S
 // They are counted here, as no kernel's wrapper states them. "asks MB" are the bytes that this
 // version sends. The time is the slowest rank's.
 #include "dev/cuda/bench.h"
@@ -23,7 +25,7 @@ typedef struct {
     size_t count;
 } Problem;
 
-// out = the sum of n parts, in the order of the ranks, in float, rounded once.
+// Computes out, the sum of n parts, in the order of the ranks, in float, rounded once.
 __global__ void sum_parts(floatX *out, const floatX *parts, size_t n, size_t count) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= count) return;
@@ -38,8 +40,7 @@ static void reduce_parts(floatX *out, const floatX *parts, size_t count) {
     LAUNCH(sum_parts, CEIL_DIV(count, (size_t)256), 256, lab.stream)(out, parts, ranks(), count);
 }
 
-// Every rank sends part r of `send` to rank r, or all of it if whole, and gets n parts in rank
-// order.
+// Sends part r of `send` to rank r, or all of it if whole. Receives n parts in rank order.
 static void all_to_all(floatX *recv, const floatX *send, size_t count, bool whole) {
     NCCL_CHECK(ncclGroupStart());
     for (int r = 0; r < job.size; r++) {
@@ -51,8 +52,8 @@ static void all_to_all(floatX *recv, const floatX *send, size_t count, bool whol
     NCCL_CHECK(ncclGroupEnd());
 }
 
-// Reduce-scatter: part `rank` of the sum. 1: every part goes where it is added, and is added
-// there.
+// Reduce-scatter: computes part `rank` of the sum. 1: every part is sent to its owner, which adds
+// it.
 static void scatter1(const Problem *p, unsigned) {
     all_to_all(p->parts, p->send, p->count, false);
     reduce_parts(p->recv, p->parts, p->count);
@@ -62,8 +63,8 @@ static void scatter2(const Problem *p, unsigned) {
                                  lab.stream));
 }
 
-// All-gather of `count` elements. 1: everyone to everyone at once. 2: around a ring, to one
-// neighbour at a time.
+// All-gather of `count` elements. 1: every rank sends to every rank at once. 2: around a ring, to
+// one neighbour at a time.
 static void gather1(const Problem *p, unsigned) {
     all_to_all(p->recv, p->send, p->count, true);
 }
@@ -86,8 +87,8 @@ static void gather3(const Problem *p, unsigned) {
     NCCL_CHECK(ncclAllGather(p->send, p->recv, p->count, NCCL_FLOATX, job.world, lab.stream));
 }
 
-// All-reduce of n * count elements. 1: everyone sends everything to everyone and adds it all. 2:
-// a reduce-scatter and an all-gather, which send 2 / n of that.
+// All-reduce of n * count elements. 1: every rank sends everything to every rank and adds it all.
+// 2: a reduce-scatter and an all-gather, which send 2 / n of that.
 static void reduce1(const Problem *p, unsigned) {
     for (size_t part = 0; part < ranks();
          part++) {  // part by part, so that one buffer of parts is enough
@@ -108,9 +109,9 @@ static void reduce3(const Problem *p, unsigned) {
                              job.world, lab.stream));
 }
 
-// A shift: count elements to the next rank, around. 1: even ranks send first, the odd ones
-// receive first; then the other way round. (Were all to send first, none would receive.) 2: both
-// at once, in a group, as pipeline stages do.
+// Shifts count elements to the next rank, around. 1: even ranks send first, the odd ones receive
+// first; then the other way round. (If all sent first, none would receive.) 2: both at once, in a
+// group, as pipeline stages do.
 static void shift(const Problem *p, bool sends, bool receives) {
     int next = (job.rank + 1) % job.size, previous = (job.rank + job.size - 1) % job.size;
     NCCL_CHECK(ncclGroupStart());

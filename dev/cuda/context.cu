@@ -1,8 +1,10 @@
-// context.cu: the kernels of context parallelism, llmc/kernels/context.cuh: attention of a pair
-// of ranks, forward and backward, the merge of partial outputs, and the orders of Ulysses'
-// all-to-all. Checked against plain loops in double, which know positions and masks but neither
-// pairs nor halves. Steps of a ring: 1 own keys, causal; 2 all queries by the first half of the
-// keys; 3 the last half of the queries by all keys.
+// context.cu: the kernels of context parallelism, llmc/kernels/context.cuh. These are attention
+// of a pair of ranks, forward and backward, the merge of partial outputs, and the orders of
+// Ulysses' all-to-all. Checked against plain loops in double, which know positions and masks but
+// neither pairs nor halves. The steps of a ring:
+//   1  Own keys, causal.
+//   2  All queries by the first half of the keys.
+//   3  The last half of the queries by all keys.
 #include "dev/cuda/bench.h"
 
 #include "llmc/kernels/context.cuh"
@@ -59,7 +61,8 @@ static const LabKernel CONTEXT[KERNELS] = {
     {"ulysses tokens", 1, "packs of a row (llmc)", join, ELEMENT_THREADS},
 };
 
-// The number of a step's kernel: own keys, half the keys (contiguous: all), half the queries.
+// Returns the number of a step's kernel: own keys, half the keys (contiguous: all), half the
+// queries.
 static int step_kind(const RingStep &step) {
     return step.step == 0 ? 0 : step.pair.Tq == step.T ? 1 : 2;
 }
@@ -110,9 +113,9 @@ static floatX *to_rank(floatX *device, const double *rows, size_t n) {
     return device;
 }
 
-// Plain attention of a step's queries by the keys of its owner that they may see, without knowing
-// which halves these are: out[B,T/c,A] and lse[B,NH,T/c]; rows that see none are left at 0, and
-// at minus infinity.
+// Computes plain attention of a step's queries by the keys that they may see, without knowing
+// which halves these are. Writes out[B,T/c,A] and lse[B,NH,T/c]. Leaves rows that see no key at
+// 0, and at minus infinity.
 static void plain_pair(double *out, double *lse, const Rank *r, const double *qkv) {
     const Shape &s = r->s;
     size_t T = s.T / s.c, HS = s.A / s.NH;
@@ -143,7 +146,7 @@ static void plain_pair(double *out, double *lse, const Rank *r, const double *qk
     }
 }
 
-// The largest error of the rows of a step's queries, of [B,T/c,width] on the device.
+// Returns the largest error of the rows of a step's queries, of [B,T/c,width] on the device.
 static double error_of(const Rank *r, const float *device, const double *want, size_t width) {
     size_t T = r->s.T / r->s.c, first = r->step.pair.q, count = r->step.pair.Tq, n = 0,
            mark = test_count;
@@ -158,7 +161,7 @@ static double error_of(const Rank *r, const float *device, const double *want, s
     return error;
 }
 
-// All ranks of a sequence, every step, forward and backward.
+// Checks all ranks of a sequence, every step, forward and backward.
 static void check_ring(Shape s, double errors[KERNELS]) {
     size_t mark = test_count, T = s.T / s.c, n = s.B * s.T * s.A;
     const float *values = test_values(3 * n, 0, 1.5, 7), *gradients = test_values(n, 0, 1, 8);
@@ -228,8 +231,8 @@ static void check_ring(Shape s, double errors[KERNELS]) {
     test_release(mark);
 }
 
-// Ulysses' four orders: what leaves c ranks, exchanged, is every token in order, with 1/c of the
-// heads; and back again.
+// Checks Ulysses' four orders. Cut, exchanged and joined, the rows of c ranks must be every token
+// in order, with 1/c of the heads. The way back must restore them.
 static void check_ulysses(size_t c, bool zigzag, size_t B, size_t T, size_t parts, size_t A,
                           double errors[KERNELS]) {
     size_t mark = test_count, held = T / c, n = B * held * parts * A, piece = n / c;
@@ -301,8 +304,8 @@ static void checks(void) {
     }
 }
 
-// One of two ranks with a layer of GPT-2 124M, zigzag. Rank 0 meets keys of a later rank, rank 1
-// of an earlier one.
+// Times one of two ranks with a layer of GPT-2 124M, zigzag. Rank 0 meets keys of a later rank,
+// rank 1 of an earlier one.
 static void bench(void) {
     Shape s = {2, 1, lab.cpu ? (size_t)256 : 8192, 768, 12, true, Dropout()};
     Rank ranks[2] = {rank_make(s, 0), rank_make(s, 1)};

@@ -35,8 +35,8 @@ __global__ void dwte_thread_a_channel(float *dwte, const floatX *dout, const int
     for (size_t n = 0; n < N; n++) dwte[(size_t)tokens[n] * C + i] += to_float(dout[n * C + i]);
 }
 
-// 2: a block a position; the first that has a token adds all those that have it. Everyone
-// compares N tokens.
+// 2: a block a position. The first position with a token adds all positions that have it. Each
+// block compares N tokens.
 __global__ void dwte_first_of_token(float *dwte, const floatX *dout, const int *tokens, size_t N,
                                     size_t C) {
     size_t first = blockIdx.x;
@@ -120,7 +120,8 @@ typedef struct {
 } Case;  // ranks: into how many parts the vocabulary is cut
 
 // Adds dout[N, C] to dwte as the kernel does if each block has one row of the vocabulary, so that
-// no other row comes between: in the order of the positions, compensated until its list is full.
+// no other row comes between. Adds in the order of the positions, compensated until the block's
+// list is full.
 static void add_in_order(float *dwte, const float *dout, const int *tokens, size_t N, size_t C,
                          size_t V) {
     size_t mark = test_count, *listed = (size_t *)test_memory(V * sizeof(size_t));
@@ -218,7 +219,7 @@ static Problem make_problem(size_t B, size_t T, size_t C, size_t V) {
     return p;
 }
 
-// The error of one kernel at one shape.
+// Returns the error of one kernel at one shape.
 static double row_error(const Row *row, size_t B, size_t T, size_t C, size_t V) {
     size_t mark = test_count, N = B * T;
     Problem p = make_problem(B, T, C, V);
@@ -238,7 +239,8 @@ static double row_error(const Row *row, size_t B, size_t T, size_t C, size_t V) 
     return error;
 }
 
-// One token alone, and many sequences of one position: sums of 65536 gradients of one sign.
+// Checks one token alone, and many sequences of one position: sums of 65536 gradients of one
+// sign.
 static void check_frequent(void) {
     enum { N = 65536, C = 8 };
     size_t mark = test_count;

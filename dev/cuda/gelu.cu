@@ -116,7 +116,7 @@ static void check_exponential(void) {
     check(&lab.checks, worst < 2.5e-7, "exponential: relative error %.2e <= 2.5e-7", worst);
 }
 
-// n elements, in place or not.
+// Checks n elements, in place or not.
 static bool check_size(size_t n, bool in_place, double *worst) {
     size_t mark = test_count;
     float *x = test_values(n, 0.0, 6.0, 1), *d = test_values(n, 0.0, 2.0, 2);
@@ -156,7 +156,7 @@ static void check_extremes(void) {
     check(&lab.checks, ok, "fast math: no overflow at large inputs, NaN stays NaN");
 }
 
-// The bias gets the bits of bias_backward, in place or not, overwriting and adding.
+// Checks that the bias gets the bits of bias_backward, in place or not, overwriting and adding.
 static void check_bias(size_t N, size_t F) {
     size_t mark = test_count, n = N * F;
     floatX *inp = to_device_floatX(test_values(n, 0.0, 6.0, 1), n);
@@ -178,7 +178,7 @@ static void check_bias(size_t N, size_t F) {
     test_release(mark);
 }
 
-// Every kernel of the lists at ragged sizes.
+// Checks every kernel of the lists at ragged sizes.
 static void check_kernels(void) {
     static const size_t sizes[] = {1, 7, 255, 1024, 4097, 20011};
     double forward[LAB_COUNT(FORWARD)] = {0.0}, backward[LAB_COUNT(BACKWARD)] = {0.0};
@@ -218,7 +218,7 @@ static void checks(void) {
           "forward and backward, ragged sizes, in place (" FLOATX_NAME "): error %.2e", worst);
 }
 
-// The activations of an MLP with C = 768.
+// Times the activations of an MLP with C = 768.
 static void bench(void) {
     size_t n = (size_t)(lab.cpu ? 512 : 16384) * 3072;
     Problem p = {test_floatX(n), lab_fill(&lab, n), lab_fill(&lab, n), n, 3072, test_floats(3072),

@@ -54,7 +54,7 @@ static Problem make_problem(const float *grads, const Piece *ranges, size_t coun
     return p;
 }
 
-// llmc's norms.
+// Returns llmc's norms.
 static double *norms(const float *grads, const Piece *ranges, size_t count) {
     Problem p = make_problem(grads, ranges, count);
     norm2(&p, 0);
@@ -137,7 +137,7 @@ static void checks(void) {
     check(&lab.checks, ok, "int overflow: chunks of ranges up to 2^40");
 }
 
-// The tensors of layers with C = 768, and an embedding.
+// Times the tensors of layers with C = 768, and an embedding.
 static void bench(void) {
     static const size_t sizes[] = {768, 768, 2304 * 768, 2304, 768 * 768,  768,
                                    768, 768, 3072 * 768, 3072, 3072 * 768, 768};

@@ -40,13 +40,13 @@ static inline void test_release(size_t mark) {
 
 static inline void *test_memory(size_t bytes) { return test_keep(malloc(bytes + 16), false); }
 
-// The next of a sequence of numbers in [-1, 1).
+// Returns the next of a sequence of numbers in [-1, 1).
 static inline double test_random(uint64_t *state) {
     *state = *state * 6364136223846793005u + 1442695040888963407u;
     return (double)(*state >> 40) / (double)(1 << 23) - 1.0;
 }
 
-// n values in [center - scale, center + scale), such that floatX holds them exactly.
+// Returns n values in [center - scale, center + scale) that floatX holds exactly.
 static inline float *test_values(size_t n, double center, double scale, uint64_t seed) {
     float *x = (float *)test_memory(n * sizeof(float));
     for (size_t i = 0; i < n; i++)
@@ -60,7 +60,7 @@ static inline void *test_device(size_t bytes) {
     return test_keep(p, true);
 }
 
-// n elements on the device, not initialised.
+// Returns n elements on the device, not initialised.
 template <class T> static inline T *test_array(size_t n) { return (T *)test_device(n * sizeof(T)); }
 static inline floatX *test_floatX(size_t n) { return test_array<floatX>(n); }
 static inline float *test_floats(size_t n) { return test_array<float>(n); }
@@ -102,9 +102,9 @@ static inline float *to_host_floatX(const floatX *device, size_t n, cudaStream_t
     return x;
 }
 
-// Largest |got - want| / (|want| + the root mean square of want); infinite if got has a NaN.
-// `terms` is the size of the numbers whose sum an element is: it counts where all of want is 0,
-// which they cancel to, up to their rounding.
+// Returns the largest |got - want| / (|want| + the root mean square of want). It is infinite if
+// got has a NaN. If all of want is 0, because numbers cancel up to their rounding, `terms`
+// replaces the root mean square. It is the size of these numbers.
 static inline double test_error_beside(const float *got, const double *want, size_t n,
                                        double terms) {
     double square = 0.0, worst = 0.0;
@@ -120,7 +120,7 @@ static inline double test_error(const float *got, const double *want, size_t n) 
     return test_error_beside(got, want, n, 0.0);
 }
 
-// The same for an array on the device.
+// Does the same for an array on the device.
 static inline double test_error_floatX(const floatX *device, const double *want, size_t n,
                                        cudaStream_t stream) {
     size_t mark = test_count;
@@ -146,7 +146,7 @@ static inline double *test_doubles(size_t n) {
     return x;
 }
 
-// The same numbers as doubles.
+// Returns the same numbers as doubles.
 static inline double *widened(const float *x, size_t n) {
     double *y = test_doubles(n);
     for (size_t i = 0; i < n; i++) y[i] = (double)x[i];

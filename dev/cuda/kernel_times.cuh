@@ -1,15 +1,15 @@
 // kernel_times.cuh: times every LAUNCH and every matrix product of a program between two CUDA
-// events, and prints a row for each: calls, ms, share, GB/s, TFLOP/s, and the share of the roof.
+// events. Prints a row for each: calls, ms, share, GB/s, TFLOP/s, and the share of the roof.
 // `make PROFILE=1` puts this header before the program, which stays as it is:
 //
 //   make DEVICE=cuda PROFILE=1 build/cuda-bf16-profile/train_gpt
 //   build/cuda-bf16-profile/train_gpt --model d12 ... --steps 10 --trace trace.json
 //
-// The rows come when the trace ends. The wrappers of llmc/ state bytes and FLOPs
-// (work.cuh). The roof is the nearer of two: the bytes at the memory's bandwidth, and the FLOPs
-// at the device's peak where it is known. Launches of one kernel with the same work count with
-// their median, because the first ones also wait for code to be loaded. On the stand-ins events
-// tell this CPU's time, or with --virtual-time the clock's.
+// The rows come when the trace ends. The wrappers of llmc/ state bytes and FLOPs (work.cuh). The
+// roof is the nearer of two: the bytes at the memory's bandwidth, and the FLOPs at the device's
+// peak if it is known. Launches of one kernel with the same work count with their median,
+// because the first ones also wait for code to be loaded. On the stand-ins events tell this
+// CPU's time, or with --virtual-time the clock's.
 #ifndef LLMC_KERNEL_TIMES_CUH
 #define LLMC_KERNEL_TIMES_CUH
 
@@ -67,7 +67,7 @@ struct KernelTimer {
     }
 };
 
-// By name, then work, then time.
+// Orders by name, then work, then time.
 static inline int kernel_time_compare(const void *a, const void *b) {
     const KernelTime *x = (const KernelTime *)a, *y = (const KernelTime *)b;
     int names = strcmp(x->name, y->name);

@@ -1,6 +1,6 @@
-// layernorm.cu: layer normalisation with the residual before it, forward and backward: kernels
-// from naive to llmc/kernels/layernorm.cuh's, checked against llmc/reference_layers.h. llmc's own
-// also with a warp and with a thread per row.
+// layernorm.cu: layer normalisation with the residual before it, forward and backward. Kernels
+// from naive to llmc/kernels/layernorm.cuh's, checked against llmc/reference_layers.h. Checks
+// llmc's own also with a warp and with a thread per row.
 #include "dev/cuda/bench.h"
 
 #include "llmc/kernels/layernorm.cuh"
@@ -135,9 +135,9 @@ __global__ void dinp_block_a_row(floatX *dinp, const floatX *dresidual, const fl
     }
 }
 
-// 3: a warp a row, which sums its rows' columns in [2, C] floats of its own: in shared memory,
-// where large C leaves room for few warps; or, if C is too large for that or one thread has the
-// row, one warp in the block's partials.
+// 3: a warp a row. It sums its rows' columns in [2, C] floats of its own in shared memory, which
+// has room for few warps if C is large. If C is too large for that, or one thread has the row, a
+// block has one warp, which sums in the block's partials.
 enum {
     COLUMNS_FLOATS = 48 * 1024 / sizeof(float)
 };  // as much as a block may have: 8 warps with C = 768
@@ -296,11 +296,11 @@ static Want reference(const float *x, const float *w, const float *b, const floa
     return want;
 }
 
-// A bound for the error of a sum of n numbers in float beside their root mean square: several
-// times what such sums are off by. Every other error here comes from one.
+// Returns a bound for the error of a sum of n floats, relative to their root mean square. It is
+// several times the usual error. Every other error here comes from such a sum.
 static double sum_bound(size_t n) { return 6e-8 * (8.0 + 0.5 * sqrt((double)n)); }
 
-// llmc's kernels in every form in which the trainers call them.
+// Checks llmc's kernels in every form in which the trainers call them.
 static void check_shape(size_t N, size_t C, double center) {
     size_t mark = test_count;
     cudaStream_t stream = lab.stream;
@@ -358,9 +358,9 @@ static void check_shape(size_t N, size_t C, double center) {
     test_release(mark);
 }
 
-// A row of one channel has the gradient 0, which w dout and its mean cancel to. A GPU multiplies
-// and subtracts in one operation, and leaves what rounded off w dout: within the bound, while a
-// gradient that is not 0 is not.
+// Checks rows of one channel. Their gradient is 0, because w dout and its mean cancel. A GPU
+// multiplies and subtracts in one operation, and leaves the rounding of w dout. That is within
+// the bound, and a wrong gradient is not.
 static void check_zero(void) {
     size_t mark = test_count;
     enum { N = 30 };

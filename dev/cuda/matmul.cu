@@ -1,4 +1,4 @@
-// matmul.cu: the matrix products and the gradient of a bias: kernels from naive to
+// matmul.cu: the matrix products and the gradient of a bias. Kernels from naive to
 // llmc/kernels/matmul.cuh's, checked against llmc/reference_layers.h and reference_llama.h at
 // ragged sizes. With --bench, llmc's products also at the shapes of GPT-2 124M.
 #include "dev/cuda/bench.h"
@@ -22,7 +22,7 @@ typedef struct {
     size_t N, IC, OC;
 } Problem;
 
-// Element (row, col) of op(x), where the stored x has ld columns.
+// Returns element (row, col) of op(x), where the stored x has ld columns.
 template <bool TRANS>
 __device__ __forceinline__ float element(const floatX *x, size_t row, size_t col, size_t ld) {
     return to_float(x[TRANS ? col * ld + row : row * ld + col]);
@@ -266,8 +266,8 @@ static void activated2(const Problem *p, unsigned) {
     gelu_forward(p->out, p->pre_gelu, p->N * p->OC, lab.stream);
 }
 
-// 1: a thread a column walks over all rows. 2: a thread a column of some rows, whose sum it adds
-// to memory: in any order, so that another run has other bits.
+// 1: a thread a column walks over all rows. 2: a thread a column of some rows adds its sum to
+// memory. The order is open, so another run has other bits.
 __global__ void bias_thread_a_column(float *dbias, const floatX *dout, size_t N, size_t OC) {
     size_t col = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (col >= OC) return;
@@ -397,7 +397,7 @@ static void test_linear_backward(Shape s) {
     test_release(mark);
 }
 
-// The head shares its weight with the embedding, [V, C]: everything is transposed.
+// Checks the head, which shares its weight [V, C] with the embedding: everything is transposed.
 static void test_head(size_t N, size_t C, size_t V) {
     size_t mark = test_count;
     float *x = test_values(N * C, 0, 1, 8), *w = test_values(V * C, 0, 0.5, 9),
@@ -478,7 +478,7 @@ static double *wanted(const Problem *p, Result result) {
     return result == DINP ? dinp : result == DWEIGHT ? dweight : result == DBIAS ? dbias : out;
 }
 
-// The error of one kernel at one shape.
+// Returns the error of one kernel at one shape.
 static double row_error(const Row *row, Shape s) {
     size_t mark = test_count;
     Problem p = make_problem(s.N, s.IC, s.OC);
@@ -492,7 +492,7 @@ static double row_error(const Row *row, Shape s) {
     return error;
 }
 
-// Every kernel of the list at ragged sizes.
+// Checks every kernel of the list at ragged sizes.
 static void check_kernels(void) {
     static const Shape shapes[] = {{1, 1, 1},     {7, 18, 54},   {24, 18, 72},
                                    {65, 64, 192}, {33, 100, 36}, {70, 200, 88}};

@@ -1,5 +1,5 @@
-// moe.cu: the routing of a mixture of experts, forward and backward: llmc/kernels/moe.cuh,
-// checked against llmc/reference_moe.h and plain loops in double.
+// moe.cu: the routing of a mixture of experts, forward and backward. Checks llmc/kernels/moe.cuh
+// against llmc/reference_moe.h and plain loops in double.
 #include "dev/cuda/bench.h"
 
 #include "llmc/kernels/moe.cuh"
@@ -67,8 +67,9 @@ static Problem problem_make(Moe moe, size_t B, size_t T, size_t C) {
 
 // ---- the checks ------------------------------------------------------------------------
 
-// All kernels on one problem; returns whether the integers are right, and each kernel's error in
-// errors. ties: two experts have the same weights, so that every token thinks alike of them.
+// Runs all kernels on one problem. Returns true if the integers are right, and each kernel's
+// error in errors. ties: two experts have the same weights, so every token gives them equal
+// logits.
 static bool check_problem(Moe moe, size_t B, size_t T, size_t C, bool ties,
                           double errors[KERNELS]) {
     size_t mark = test_count, E = moe.E, k = moe.k, N = B * T, X = N * k;
@@ -188,7 +189,7 @@ static void checks(void) {
           "places: rounded up, at least one, at most a sequence's tokens");
 }
 
-// The layer of 8 experts that a token of 1024 channels meets, capacity 1.
+// Times the layer of 8 experts that a token of 1024 channels meets, capacity 1.
 static void bench(void) {
     size_t B = lab.cpu ? 1 : 8, T = lab.cpu ? 256 : 1024, C = 1024;
     Moe moe = {8, 2, moe_capacity(1.0, T, 2, 8), 0.01f, 0.001f};

@@ -1,6 +1,6 @@
-// muon.cu: one step of Newton-Schulz: the product A = X X' by a thread for each element, by tiles,
-// by half of the tiles, as A is symmetric, and by the library; then the whole step, fused and as
-// llmc/kernels/muon.cuh has it. Checked against llmc/reference_muon.h, with Muon's other kernels.
+// muon.cu: one step of Newton-Schulz. The product A = X X' comes by a thread for each element, by
+// tiles, by half of the tiles (A is symmetric), and by the library. Then the whole step, fused and
+// by llmc/kernels/muon.cuh. Checked against llmc/reference_muon.h, with Muon's other kernels.
 #include "dev/cuda/bench.h"
 
 #include "llmc/kernels/muon.cuh"
@@ -148,8 +148,8 @@ static void check_step(size_t m, size_t n) {
     test_release(mark);
 }
 
-// The whole update of a matrix inside a tensor [rows, stride], of which elements [lo, hi) are
-// updated: momentum, norm, five steps, and weights. The rest keeps its bits.
+// Checks the whole update of a matrix inside a tensor [rows, stride]: momentum, norm, five steps,
+// and weights. Only elements [lo, hi) are updated. The rest keeps its bits.
 static void check_update(size_t rows, size_t cols, size_t stride, size_t first, size_t lo,
                          size_t hi) {
     size_t mark = test_count, count = rows * stride;
@@ -207,7 +207,7 @@ static void checks(void) {
     check_update(17, 5, 15, 10, 32, 160);
 }
 
-// A matrix of GPT-2 124M's MLP.
+// Times a matrix of GPT-2 124M's MLP.
 static void bench(void) {
     size_t m = lab.cpu ? 64 : 768, n = 4 * m;
     Problem p = {m, n, make_scratch(m, n)};

@@ -105,8 +105,8 @@ static const LabKernel BACKWARD[] = {
 
 // ---- the checks ------------------------------------------------------------------------
 
-// The rounding of a float sum of n squares, one after another, with a margin: they have one sign,
-// so the sum grows and each addition rounds a larger number.
+// Returns a bound for the rounding of a float sum of n squares, one after another, with a margin.
+// They have one sign, so the sum grows and each addition rounds a larger number.
 static double sum_bound(size_t n) { return 6e-8 * (8.0 + sqrt((double)n)); }
 
 static Problem make_problem(size_t N, size_t C) {
@@ -167,8 +167,8 @@ static void check_kernels_at(size_t N, size_t C) {
     test_release(mark);
 }
 
-// LayerNorm1P is the layernorm whose weights are larger by one: the same bits, forward and
-// backward.
+// Checks that LayerNorm1P equals the layernorm whose weights are larger by one, bit by bit,
+// forward and backward.
 static void check_one_more(size_t N, size_t C) {
     size_t mark = test_count;
     Problem p = make_problem(N, C);
@@ -199,8 +199,8 @@ static void check_one_more(size_t N, size_t C) {
     test_release(mark);
 }
 
-// The norms of the heads of q and k in rows of q|k|v: forward, which leaves v as it is, and
-// backward, which then adds to what it wrote.
+// Checks the norms of the heads of q and k in rows of q|k|v. Forward must leave v as it is. A
+// second backward must add to the results of the first.
 static void check_head_norms(size_t N, size_t NH, size_t KV, size_t HS) {
     size_t mark = test_count, S = (NH + 2 * KV) * HS, A = NH * HS, n = N * S;
     cudaStream_t stream = lab.stream;
@@ -257,7 +257,7 @@ static void checks(void) {
     check_head_norms(3, 2, 2, 512);
 }
 
-// Memory traffic in units of N C elements, counted as in layernorm.cu.
+// Times all kernels. Memory traffic is in units of N C elements, counted as in layernorm.cu.
 static void bench(void) {
     Problem p = make_problem(lab.cpu ? 512 : 16384, 2048);
     double unit = (double)(p.N * p.C * sizeof(floatX));

@@ -1,4 +1,4 @@
-// rope.cu: rotary position embedding on the heads of q and k, forward and back: kernels from
+// rope.cu: rotary position embedding on the heads of q and k, forward and back. Kernels from
 // naive to llmc/kernels/rope.cuh's, checked against llmc/reference_llama.h.
 #include "dev/cuda/bench.h"
 
@@ -80,7 +80,8 @@ static const float *make_table(size_t T, size_t D) {
     return to_device(table, T * D);
 }
 
-// Rows of `heads` heads that turn and one that stays; `part` of a head's channels turn.
+// Makes rows of `heads` heads that turn and one that stays. `part` of a head's channels
+// turn.
 static Problem make_problem(size_t N, size_t T, size_t heads, size_t HS, size_t D, float sign) {
     return {NULL, make_table(T, D), N, T, heads, HS, D, (heads + 1) * HS, sign};
 }
@@ -110,7 +111,7 @@ static bool check_kernels_at(size_t N, size_t T, size_t heads, size_t HS, size_t
     return ok;
 }
 
-// Back by the angles that it was turned by.
+// Checks that turning back by the same angles gives the input.
 static void check_inverse(void) {
     size_t mark = test_count;
     Problem p = make_problem(50, 25, 3, 64, 64, 1.0f);
@@ -145,7 +146,7 @@ static void checks(void) {
     check_inverse();
 }
 
-// q and k of Llama 3 8B: 32 and 8 heads of 128, in rows with v's 8 behind them.
+// Times q and k of Llama 3 8B: 32 and 8 heads of 128, in rows with v's 8 behind them.
 static void bench(void) {
     size_t N = lab.cpu ? 512 : 8192;
     Problem p = make_problem(N, N, 40, 128, 128, 1.0f);

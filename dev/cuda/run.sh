@@ -2,10 +2,10 @@
 # run.sh check|bench cpu|cuda PRECISION...: runs the programs of the kernel laboratory that `make
 # kernels` and `make bench` have built.
 #
-#   check  a row for each kernel; on the CPU again with the threads of a block in random order; the
-#          last line is `N passed, N failed`
-#   bench  times, with the share of the roofline measured in the same run; JSON Lines go to $LOG,
-#          else to build/bench-DEVICE.jsonl
+#   check  Prints a row for each kernel. On the CPU it runs them again with the threads of a block
+#          in random order. The last line is `N passed, N failed`.
+#   bench  Prints times, with the share of the roofline measured in the same run. JSON Lines go to
+#          $LOG, else to build/bench-DEVICE.jsonl.
 set -u
 case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/../.." || exit 1

@@ -1,5 +1,5 @@
 // swiglu.cu: the MLP activations of Llama (silu(gate) * up) and Nemotron (relu(x)^2), forward and
-// backward: kernels from naive to llmc/kernels/swiglu.cuh's, checked against
+// backward. Kernels from naive to llmc/kernels/swiglu.cuh's, checked against
 // llmc/reference_llama.h.
 #include "dev/cuda/bench.h"
 
@@ -149,7 +149,7 @@ static void check_kernels_at(size_t N, size_t F) {
     test_release(mark);
 }
 
-// Large gates: silu is the gate or nothing; no overflow, and NaN stays NaN.
+// Checks large gates: silu is the gate or nothing, nothing overflows, and NaN stays NaN.
 static void check_extremes(void) {
     const float x[] = {1e30f, -1e30f, 50.0f, -50.0f, NAN, 0.0f,
                        1,     1,      1,     1,      1,   1};  // six gates, six ups
@@ -188,7 +188,7 @@ static void checks(void) {
     check_extremes();
 }
 
-// The MLP of Llama 3.2 1B: 8192 channels. Traffic in units of N F elements.
+// Times the MLP of Llama 3.2 1B: 8192 channels. Traffic is in units of N F elements.
 static void bench(void) {
     size_t N = lab.cpu ? 128 : 8192, F = 8192, n = N * F;
     Problem p = {

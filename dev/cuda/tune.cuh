@@ -1,14 +1,14 @@
-// tune.cuh: times the algorithms that cuBLASLt proposes for each matrix product of a trainer, and
-// writes the fastest of each to build/gemm-GPU.json, which trainers read (llmc/trainer/tuned.cuh).
+// tune.cuh: times the algorithms that cuBLASLt proposes for each matrix product of a trainer.
+// Writes the fastest of each to build/gemm-GPU.json, which trainers read (llmc/trainer/tuned.cuh).
 // `make TUNE=1` puts this header before the trainer, which stays as it is:
 //
 //   make tune                               GPT-2 124M in micro-batches of 64 sequences
 //   make tune TUNED='--model d48 ...'       another model, batch or layout
 //
 // A product that the file has is not timed again, so calls add up. Algorithms take turns, and each
-// counts with its fastest turn. cuBLASLt's own first choice stays unless another one is 1% faster:
-// the next call might order the two the other way round. The timed products write, or add to, the
-// step's own results, so its losses and gradients mean nothing.
+// counts with its fastest turn. cuBLASLt's own first choice stays unless another one is 1% faster.
+// Otherwise the next call might order the two the other way round. The timed products write, or
+// add to, the step's own results, so its losses and gradients mean nothing.
 #ifndef LLMC_TUNE_CUH
 #define LLMC_TUNE_CUH
 
@@ -27,7 +27,7 @@ static inline cublasStatus_t tune_product(const char *problem, const cJSON *tune
                                           const cublasLtMatmulHeuristicResult_t *proposed,
                                           int count, cudaStream_t stream, Multiply multiply);
 
-// gemm, and nothing else, makes these calls. The names behind them are those of gemm's variables.
+// Only gemm makes these calls. The names behind them are gemm's variables.
 #define cublasLtMatmulAlgoGetHeuristic(handle, desc, a, b, c, d, pref, wanted, results, returned) \
     cublasLtMatmulAlgoGetHeuristic(handle, desc, a, b, c, d, pref, GEMM_ALGORITHMS, results,      \
                                    returned)

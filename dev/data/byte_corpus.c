@@ -1,11 +1,11 @@
-// byte_corpus.c: makes training data from any files without a tokenizer: a token is a byte (0 to
+// byte_corpus.c: makes training data from any files without a tokenizer. A token is a byte (0 to
 // 255) or 256, <|endoftext|>.
 //
 //   byte_corpus TRAIN.bin VAL.bin FILE...
 //
 // Writes two shards in llm.c's format: 256 int32 (magic 20240520, version 1, number of tokens),
 // then uint16 tokens. <|endoftext|> stands before each file. Every 20th block of 2 KiB goes to
-// VAL.bin; since that tears a file into pieces that do not belong together, <|endoftext|> stands
+// VAL.bin. That cuts a file into pieces that do not belong together, so <|endoftext|> stands
 // before each piece too.
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -51,8 +51,8 @@ static bool same_file(const char *a, const char *b) {
            (stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino);
 }
 
-// A shard replaces what has its name, so that must not be a device, a link, or a file that is
-// read.
+// Refuses an output that has the name of a device, a link or an input, because a shard replaces
+// the file of its name.
 static void check_output(const char *path, char **inputs, int count) {
     struct stat info;
     if (lstat(path, &info) == 0 && !S_ISREG(info.st_mode))

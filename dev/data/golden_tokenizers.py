@@ -303,7 +303,8 @@ WORDS = "I'LL say 1234567's  \n hello\u2028 Wor\u0301ld_x && \u65e5\u672c\u8a9e/
 UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-# The patterns of o200k, of cl100k as tiktoken once had it, and what leaves a part of the text over.
+# The patterns of o200k, of cl100k as tiktoken once had it, and patterns that skip a part of the
+# text.
 READ = [
     rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{ENDINGS}?"
     rf"|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{ENDINGS}?|\p{{N}}{{1,3}}"

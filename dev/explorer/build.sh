@@ -58,10 +58,10 @@ printf '%s\n' pow cos exp log log2 fmod exit _exit page_seconds tell_progress >"
 
 gzip -9n <"$dir/explorer.wasm" | base64 -w 0 >"$dir/wasm"  # the browser unpacks it
 
-# Tables from their one source: the models of the trainers' --model (those of train_llama and
-# train_5d use 8192 positions at most), clusters, and lines of functions that the page points to.
-# Models NAMES < rows of layers, heads, channels, T, vocabulary: names that have no layers are left
-# out
+# Tables from their one source: the models of the trainers' --model, clusters, and lines of
+# functions that the page points to. Models of train_llama and train_5d get at most 8192 positions.
+# models NAMES < rows of layers, heads, channels, T, vocabulary: leaves out names that have no
+# layers
 models() {
     paste -d ' ' <(tr '|' '\n' <<<"$1") - | awk \
         '$2 { printf "    \"%s\": [%s, %s, %s, %s, %s],\n", $1, $2, $3, $4, $5, $6 }'
@@ -76,7 +76,7 @@ names() { sed -n "/define $1/,/[^\\\\]\$/p" "$2" | grep -oE '"[^"]+"' | tr -d '"
             awk '{ print $1, $3, $2, $6, $4 }')
     { head -n 4 <<<"$sizes"; echo "$sizes"; } | models "$known"
     echo '};'
-    # llamas FILE TABLE NAMES: those of a table, which have these names.
+    # llamas FILE TABLE NAMES: the models of a table, which have these names.
     llamas() {
         sed -n "/ $2\\[/,/};/p" "$1" | grep -oE '\{[A-Z0-9]+, ([0-9]+, ){7}' | tr -d '{,' |
             awk '{ print $2, $4, $3, $8 < 8192 ? $8 : 8192, $7 }' | models "$(names "$3" "$1")"

@@ -1,6 +1,6 @@
 // device.h: CUDA, NCCL and MPI for layout.cu, which runs the host code of one rank without a
-// device or other ranks. Memory is addresses without storage; kernels and copies do nothing;
-// messages are counted by the rules of llmc/mpi/types.h. build.sh gives this file the names of
+// device or other ranks. Memory is addresses without storage. Kernels and copies do nothing.
+// Messages are counted by the rules of llmc/mpi/types.h. build.sh gives this file the names of
 // their headers.
 //
 // defines: Traffic, traffic, traffic_count, ranks_are
@@ -188,8 +188,8 @@ struct ncclComm {
 
 // Equal calls of this rank since ncclMpiResetCounters. Calls with other counts are listed apart:
 // the bytes that a rank sends for an all-reduce depend on the remainder when its count is
-// divided. to: of a link's message the rank that receives; of another message how many ranks of
-// the group further the other rank is.
+// divided. to: for a link's message, the rank that receives it. For another message, the other
+// rank's distance in the group.
 typedef struct {
     int group, to, op, calls;
     size_t count, width;
@@ -198,7 +198,7 @@ enum { TRAFFIC_MOST = 1024 };
 static Traffic traffic[TRAFFIC_MOST];
 static int traffic_count;
 
-// From here on this process is rank `rank` of t x d x p.
+// Makes this process rank `rank` of t x d x p from here on.
 static inline void ranks_are(int rank, int t, int d, int p) {
     ranks_rank = rank;
     ranks_size = t * d * p;

@@ -1,5 +1,5 @@
-// five.h: train_5d for the page, with stubs for what it needs beside train_llama: the kernels of
-// experts and of the ring. In bf16 alone, since each precision takes its part of the page.
+// five.h: train_5d for the page, with stubs for the kernels of experts and of the ring, which
+// train_llama lacks. In bf16 alone, since each precision takes its part of the page.
 //
 // defines: five::GPT and its functions
 #ifndef EXPLORER_FIVE_H
@@ -28,7 +28,7 @@ DOES_NOTHING(float, log1pf, 0)
 DOES_NOTHING(float, __shfl_sync, 0)
 DOES_NOTHING(size_t, lanes_before, 0)
 
-// What the ring's attention is made of.
+// The parts of the ring's attention.
 enum { DROPOUT_BLOCK = 8 };
 typedef int Philox;
 DOES_NOTHING(int, dropout_probability_block, 0)

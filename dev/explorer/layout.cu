@@ -1,9 +1,13 @@
-// layout.cu: a trainer's answer to a command line, for the page: its refusals, the bytes of every
-// stage and of a step. It compiles the trainer itself with the stubs of device.h and files.h. One
-// rank of every stage makes the plan of a --dry-run, then runs one step, whose calls are counted.
+// layout.cu: a trainer's answer to a command line, for the page. The answer has its refusals, the
+// bytes of every stage and of a step. It compiles the trainer itself with the stubs of device.h
+// and files.h. One rank of every stage makes the plan of a --dry-run, then runs one step, whose
+// calls are counted.
 //
-// Four trainers are compiled in: train_gpt_3d, for schedules with a split backward
-// train_zero_bubble, train_llama, and train_5d for context parallelism and experts, in bf16.
+// Four trainers are compiled in:
+//   train_gpt_3d       GPT-2
+//   train_zero_bubble  schedules with a split backward
+//   train_llama        Llama and its kin
+//   train_5d           context parallelism and experts, in bf16
 // Compiled once for each precision; PRECISION is its name.
 #include "files.h"
 
@@ -173,9 +177,10 @@ static void add_rank(Sent sums[GROUP_COUNT][NCCL_MPI_OPS], size_t rank) {
     }
 }
 
-// train_5d alone has experts and cut sequences. experts_of returns the experts of a layer and the
-// ranks that share them out; set_keys takes a buffer in the place of start_keys, which reads a
-// batch; tell_own says which experts and tokens a rank has.
+// Only train_5d has experts and cut sequences.
+//   experts_of  Returns the experts of a layer and the ranks that share them out.
+//   set_keys    Takes a buffer in the place of start_keys, which reads a batch.
+//   tell_own    Names a rank's experts and tokens.
 typedef struct {
     size_t E, e;
 } Experts;

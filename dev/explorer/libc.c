@@ -20,14 +20,14 @@ void heap_reset(size_t mark) {
     memset(spare, 0, sizeof spare);
 }
 
-// The power of two that holds so many bytes.
+// Returns the exponent of the smallest power of two that holds this number of bytes.
 static int power_of(size_t bytes) {
     int power = 4;
     while (power < 63 && (size_t)1 << power < bytes) power++;
     return power;
 }
 
-// Each block has its size, a power of two, in front of it.
+// Returns memory. Each block has its size, a power of two, in front of it.
 void *malloc(size_t bytes) {
     int power = power_of(bytes);
     void *block = spare[power];
@@ -166,8 +166,8 @@ unsigned long long strtoull(const char *text, char **end, int base) {
     return errno ? ~0ull : value;
 }
 
-// To the last bits that matter here: the learning rate and its kin, which no number of the page
-// depends on.
+// Reads a number. Its last bits may be wrong: only the learning rate and its kin use it, and no
+// number of the page depends on them.
 double strtod(const char *text, char **end) {
     double value = 0, scale = 1;
     bool minus = *text == '-';
@@ -215,13 +215,14 @@ static void put_padded(Text *t, const char *text, size_t length, size_t width, b
     for (size_t i = length; i < width && left; i++) put(t, ' ');
 }
 
-// The digits of a number, written from the end of a buffer of 64.
+// Writes the digits of a number from the end of a buffer of 64. Returns their beginning.
 static char *digits_of(char *end, unsigned long long value, int least) {
     for (int i = 0; value || i < least; i++, value /= 10) *--end = (char)('0' + value % 10);
     return end;
 }
 
-// A conversion that is not here ends the program: no sentence is printed wrongly.
+// Prints like the C library's. An unknown conversion ends the program, so that no sentence is
+// wrong.
 int vsnprintf(char *out, size_t size, const char *format, va_list args) {
     Text t = {out, size, 0};
     for (; *format; format++) {

@@ -1,5 +1,5 @@
-// libc.h: the part of the C library that the trainers' headers call, for WebAssembly, where there
-// is none. build.sh gives this file the names of all standard headers.
+// libc.h: the part of the C library that the trainers' headers call. WebAssembly has none.
+// build.sh gives this file the names of all standard headers.
 //
 // size_t has 64 bits, as on the trainers' machines: a model of 100 GB is counted, though it would
 // not fit here.
@@ -56,8 +56,8 @@ size_t strcspn(const char *text, const char *set);
 int isdigit(int c);
 int isspace(int c);
 
-// Memory is taken in order and given back all at once by heap_reset. free does nothing, since all
-// stages of a layout share lists and each stage frees them. heap_free lets malloc use a block
+// Memory is taken in order, and heap_reset gives all of it back at once. free does nothing, since
+// all stages of a layout share lists and each stage frees them. heap_free lets malloc use a block
 // again.
 void *malloc(size_t bytes);
 void *calloc(size_t count, size_t size);

@@ -1,4 +1,4 @@
-// llama.h: train_llama for the page, with stubs for what it needs beside the other trainers:
+// llama.h: train_llama for the page, with stubs for the parts that the other trainers lack:
 // JSON, tokenizers, kernels.
 //
 // defines: llama::GPT and its functions

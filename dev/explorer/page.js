@@ -56,9 +56,9 @@ const DEFAULTS = {
     collectives: {op: "all-reduce", n: "4", size: "64"},
 };
 const MODEL_FIELDS = ["layers", "heads", "channels", "seq", "vocab"];  // as build.sh lists them
-// Layouts that fit: t, d, p, v, micro-batch, global batch; with experts c, e and the capacity that
-// the planner takes. Those of ptdp are Table 1 of PTD-P
-// (Narayanan et al. 2021).
+// Layouts that fit: t, d, p, v, micro-batch, global batch. A model with experts also has c, e and
+// the capacity that the planner takes. The layouts of ptdp are Table 1 of PTD-P (Narayanan et al.
+// 2021).
 const LAYOUT_FIELDS = ["tensor", "data", "pipeline", "virtual", "micro", "global", "context",
                        "expert", "capacity"];
 const LAYOUTS = {
@@ -107,7 +107,7 @@ LAYOUTS.d48 = LAYOUTS["gpt2-xl"];
 
 // ---- the worker ---------------------------------------------------------------------------------
 
-// WASM is gzip in base64.
+// Returns the bytes of WASM, which is gzip in base64.
 async function inflated() {
     const packed = new Blob([Uint8Array.from(atob(WASM), c => c.charCodeAt(0))]);
     return new Response(packed.stream().pipeThrough(new DecompressionStream("gzip"))).arrayBuffer();
@@ -117,8 +117,8 @@ const workerText = new Blob([$("worker").textContent], {type: "text/javascript"}
 const workerSource = URL.createObjectURL(workerText);
 
 // Returns a function that asks a worker and promises its answer. A new question ends the work on
-// the one before it, whose promise is then refused; so does its member `end`. progress(line), if
-// given, hears of work that is not done.
+// the one before it and refuses its promise. The member `end` does this, too. progress(line), if
+// given, hears of unfinished work.
 function lane() {
     let worker = null, pending = null, count = 0;
     const end = () => {
@@ -157,7 +157,7 @@ const ask = lane(), askAside = lane(), askWhatIf = lane(), askTime = lane(), ask
 const state = structuredClone(DEFAULTS);  // what is drawn; fields may hold what was refused
 const section = panel => $("panel-" + panel);
 const fields = panel => [...section(panel).querySelectorAll("form [name]")];
-// The value of a field, without blanks around it.
+// Returns the value of a field, without blanks around it.
 function valueOf(field) {
     if (field.type === "checkbox") return field.checked ? "1" : "0";
     return field.type === "textarea" ? field.value : field.value.trim();
@@ -204,7 +204,7 @@ let listed = "1f1b";  // the schedule from which a list was made
 
 let panel = "schedules", timeShown = null, roundShown = 0, rankShown = 0;
 
-// The values that an address need not name: a model's name stands for its layout.
+// Returns the values that an address may leave out. A model's name gives its layout.
 function usualOf(at, values) {
     const usual = {...DEFAULTS[at]};
     if (at === "layout" && values.model !== usual.model)
@@ -253,7 +253,7 @@ class Refusal extends Error {
     }
 }
 
-// The number in a field, which is called `what`, or a Refusal.
+// Returns the number in a field, which is called `what`, or throws a Refusal.
 function number(values, field, what, least, most, whole) {
     const text = values[field], x = Number(text);
     const plain = whole ? /^[0-9]+$/ : /^[0-9]*\.?[0-9]+(e-?[0-9]+)?$/;
@@ -302,14 +302,14 @@ function inFields(sentence) {
     return sentence + fields.join("");
 }
 
-// The name of the field that a trainer's sentence is about, or undefined.
+// Returns the name of the field that a trainer's sentence is about, or undefined.
 function fieldOfFlag(sentence) {
     const flags = panel === "layout" ? SWITCHES : {v: "virtual", p: "pipeline", m: "global-batch",
                                                    limit: "max-in-flight", kind: "schedule"};
     return Object.keys(flags).find(field => sentence.includes("--" + flags[field]));
 }
 
-// Shows a sentence, or none. What is drawn is dim while it is not what the fields say.
+// Shows a sentence, or none. A sentence dims the picture, which then differs from the fields.
 function refuse(sentence) {
     $("refusal").textContent = inFields(sentence);
     $("refusal").classList.toggle("none", !sentence);
@@ -381,8 +381,8 @@ function sameSizes(values, model) {
     return MODEL_FIELDS.every((field, i) => values[field] === String(MODELS[model][i]));
 }
 
-// Only the interleaved schedule has a number of chunks to choose, and only zb-auto a limit:
-// choosing another one changes them as well.
+// Sets the chunks and the limit for another schedule. Only the interleaved schedule has a number of
+// chunks to choose, and only zb-auto a limit.
 function suitChunks(values) {
     if (values.kind === "interleaved" && values.v === "1") values.v = "2";
     else if (values.kind !== "interleaved" && !byHand(values.kind)) values.v = "1";
@@ -510,7 +510,7 @@ function mix(a, b, t) {
     return `rgb(${part(1)},${part(3)},${part(5)})`;
 }
 
-// Diagonal lines for idle time.
+// Makes diagonal lines for idle time.
 function hatching(g) {
     const tile = document.createElement("canvas"), t = tile.getContext("2d");
     tile.width = tile.height = 6;
@@ -549,7 +549,7 @@ const percent = x => (100 * x).toFixed(2) + "%";
 const short = x => String(+x.toPrecision(6));
 const plural = (n, what) => `${n} ${what}${n === 1 ? "" : what.endsWith("h") ? "es" : "s"}`;
 
-// Three or four digits and the largest unit that leaves a whole part.
+// Writes three or four digits and the largest unit that leaves a whole part.
 function unitText(x, units, base) {
     const [name, size] = units.find(([, power]) => x >= base ** power) || units[units.length - 1];
     const value = x / base ** size;

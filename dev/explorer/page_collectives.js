@@ -45,8 +45,8 @@ function showRing() {
 
 const rankColor = (rank, n) => `hsl(${rank * 360 / n}, 62%, 66%)`;
 
-// A row for each rank, a cell for each part of its buffer; a stripe in the cell for each rank whose
-// numbers are in it.
+// Draws a row for each rank and a cell for each part of its buffer. A cell has a stripe for each
+// rank whose numbers are in it.
 function drawRing() {
     if (ringShown.work) return drawContext();
     const r = ringShown, n = r.n, k = roundShown, room = roomFor(320), left = 74;
@@ -105,8 +105,8 @@ function drawRing() {
     $("ring").setAttribute("aria-label", $("ringnote").textContent);
 }
 
-// The path of a rank's message: down to the same part of the next rank; from the last one up to the
-// first. In an exchange to the partner's cell, in a tree beside the rows.
+// Draws the path of a rank's message: down to the same part of the next rank, and from the last one
+// up to the first. In an exchange it goes to the partner's cell, in a tree beside the rows.
 function drawSend(g, r, rank, k, left, cell, row, height) {
     const part = r.part(k, rank), x = left + (part + 0.5) * cell - 2, y = 30 + rank * row + height;
     const to = r.next(k, rank), end = 30 + to * row + height;

@@ -5,7 +5,7 @@ const COMPARED = [
 ];
 const MOST_COMPARED = 1 << 13;  // micro-batches of all stages
 
-// Why a schedule can be the shortest.
+// Says why a schedule can be the shortest.
 function reasonOf(i, q) {
     const whole = q.cost[0] + q.cost[1] + q.cost[2];
     return [

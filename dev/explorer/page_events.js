@@ -17,8 +17,8 @@ function timeAt(canvas, event) {
            Math.max(pinned ? beside().makespan : 0, shown.makespan, 1e-9);
 }
 
-// The box under the pointer: {s, i, micro, text}, i its place in its stage's list, micro null
-// beside boxes; or null outside.
+// Returns the box under the pointer: {s, i, micro, text}, or null outside. i is its place in its
+// stage's list. micro is null beside boxes.
 function inBox(canvas, r, event) {
     const top = canvas.getBoundingClientRect().top + MARGIN.top;
     const s = Math.floor((event.clientY - top) / rowHeight(r.p));

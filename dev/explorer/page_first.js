@@ -1,8 +1,8 @@
 // ---- the first frame ----------------------------------------------------------------------------
 
-// The schedule with which the page opens, as the C says it (the page's test compares them): for
-// each stage the kinds of its steps and the times at which they begin. It is drawn at once; the
-// worker, which has to be compiled first, then says the same.
+// The schedule with which the page opens, equal to the C's (the page's test compares them). Each
+// stage has the kinds of its steps and the times at which they begin. It is drawn at once. The
+// worker, which has to be compiled first, then draws the same.
 const FIRST = [
     ["FFFFBFBFBFBFBBBB", [0, 1, 2, 3, 10, 12, 13, 15, 16, 18, 19, 21, 22, 25, 28, 31]],
     ["FFFBFBFBFBFBFBBB", [1, 2, 3, 8, 10, 11, 13, 14, 16, 17, 19, 20, 22, 23, 26, 29]],

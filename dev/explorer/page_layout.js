@@ -25,7 +25,7 @@ const SWITCHES = {
 const MOST_RANKS = 16384;
 let laid = null;
 
-// The trainer's flags for these values. A field that is empty leaves its flag out, as one may.
+// Returns the trainer's flags for these values. An empty field leaves its flag out.
 function flagsOf(values) {
     const llama = LLAMAS[values.model];
     let flags = llama ? " --model " + values.model : "";
@@ -55,7 +55,7 @@ function sourceOf(values) {
     return (trainer ? "dev/lessons/" : "") + TRAINERS[trainer] + ".cu";
 }
 
-// What the C is asked for these values.
+// Returns the question to the C for these values.
 function layoutQuestion(values) {
     const size = name => {
         const known = /^[0-9]{1,7}$/.test(values[name].trim());
@@ -163,7 +163,7 @@ function suited(values, change) {
     return {...change, virtual: String(chunks)};
 }
 
-// One change each: its name and the fields that it sets.
+// Returns single changes: the name of each and the fields that it sets.
 function changesOf(v) {
     const changes = [];
     if (v.zero !== "1") changes.push(["ZeRO-1", {zero: "1"}]);
@@ -183,7 +183,7 @@ function changesOf(v) {
         if (Number(v[name]) % 2 === 0) changes.push(["half " + text, {[name]: half(name)}]);
     }
     for (const kind of ["gpipe", "1f1b", "zb-h1"]) {
-        // 1F1B is what an empty field means.
+        // An empty field is 1F1B.
         const another = kind !== "1f1b" || (v.schedule && v.virtual === "1");
         if (Number(v.pipeline) > 1 && v.schedule !== kind && another)
             changes.push([kind, {schedule: kind, virtual: "1", limit: ""}]);
@@ -252,7 +252,7 @@ function showHints(values, hints) {
     }
 }
 
-// names: of the columns, for a narrow screen, where each row is a block.
+// Makes a row of a table. names: of the columns, for a narrow screen, where each row is a block.
 function tableRow(tag, cells, names, scope) {
     const tr = document.createElement("tr");
     tr.append(...cells.map((content, i) => {
@@ -381,7 +381,8 @@ async function chooseRank(rank) {
 
 const bytesRow = r => Math.max(9, Math.min(30, Math.floor(520 / r.p))), bytesTop = MARGIN.top + 18;
 
-// The scale ends at the device's memory, unless the layout needs less than a third of it.
+// Draws the bytes. The scale ends at the device's memory, unless the layout needs less than a third
+// of it.
 function drawBytes() {
     const r = laid, width = roomFor(360), row = bytesRow(r);
     const fullest = fullestOf(r), small = fullest < r.memory / 3;

@@ -96,7 +96,7 @@ function drawCurves() {
         const bottom = top + high - 68, now = Number(r.values[AXES[i][0]]);
         const largest = Math.max(2, ...list.map(([size]) => size));
         const x = size => left + 14 + (right - left - 20) * Math.log2(size) / Math.log2(largest);
-        // What is more lies at the top.
+        // Larger values lie at the top.
         const y = bytes => bottom - (bottom - top) * Math.min(bytes / most, 1);
         const title = `${AXES[i][1]}, the others as they are`;
         label(g, title, left, top - 30, {size: 11, color: COLORS.muted});

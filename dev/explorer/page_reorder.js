@@ -1,19 +1,19 @@
 // ---- reordering a list --------------------------------------------------------------------------
 
-// The step in hand: its stage s, its place i in that stage's list, the place `to` where it would
-// go. By the pointer (from: where it went down) or by the keys.
+// The step in hand: its stage s, its place i in that stage's list, its new place `to`. The pointer
+// (from: the place where it went down) or the keys move it.
 let hand = null, dropped = 0;
 const HINT = "A click on a box follows its micro-batch. Drag a box along its row, or press up or " +
              "down and then Shift with left or right, to reorder its stage's list.";
 
-// Shows the text on what is under the pointer, or the hint; a drop's verdict stands for a while.
+// Shows the text on the box under the pointer, or the hint. A drop's verdict stays for a while.
 function hover(text) {
     if (performance.now() - dropped > 1500) $("under").textContent = text || HINT;
 }
 
 const crowdedRow = (r, s) => (r.first[s + 1] - r.first[s]) * 3 > axisRoom();
 
-// The steps of a stage that ran: the places of its boxes that are no messages.
+// Returns the number of steps of a stage that ran: its boxes that are no messages.
 function stepCount(r, s) {
     const isStep = at => r.marks[8 * at + 4] < 3;
     let count = 0;
@@ -26,7 +26,7 @@ const stepText = (r, s, i) => {
     return "FBW"[r.marks[at + 4]] + r.marks[at + 5] + (r.v > 1 ? "." + r.marks[at + 6] : "");
 };
 
-// The fields of what is shown with one step moved, as a list.
+// Returns the fields of the shown schedule with one step moved, as a list.
 async function withMoved({s, i, to}, ask) {
     const lines = (await ask("list", question(state.schedules))).split("\n");
     const steps = lines[s].split(" ");
@@ -57,7 +57,7 @@ async function sayProof() {
         $("under").textContent = what + text;
 }
 
-// Moves the step in hand for good. What is refused leaves the list as it was.
+// Moves the step in hand for good. A refused move leaves the list as it was.
 async function drop({s, i, to}) {
     const values = await withMoved({s, i, to}, askAside);
     const what = stepText(shown, s, i), before = shown.makespan;

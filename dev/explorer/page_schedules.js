@@ -3,9 +3,9 @@
 let shown = null;   // the schedule that is drawn
 let pinned = null;  // another one, drawn above it on the same axis
 
-// The pinned schedule with the times at which it is drawn. Where it has another number of chunks a
-// stage, a micro-batch is as much work on a stage as in the one that is shown: one box of 1F1B is
-// as long as two of two chunks.
+// Returns the pinned schedule with the times at which it is drawn. If it has another number of
+// chunks a stage, its times are scaled: a micro-batch is the same work on a stage in both
+// schedules. So one box of 1F1B is as long as two of two chunks.
 let drawnBeside = {of: null};
 function beside() {
     const work = r => r.busy / (r.p * r.m);
@@ -26,7 +26,7 @@ const rowHeight = p => Math.max(6, Math.min(pinned && tourStep !== null ? 28 : 3
 // Stages that have room for their messages: with one more, rows are 12 pixels high.
 const MOST_LANES = 47;
 
-// What the C is asked for these values, or an exception with the sentence.
+// Returns the question to the C for these values, or throws an exception with the sentence.
 function question(values) {
     choose(values, "kind", "schedule", KINDS);
     const kind = KINDS.indexOf(values.kind), list = byHand(values.kind);
@@ -126,7 +126,7 @@ function stuckSentence(r, s) {
     return `${step} for a buffer, as stage ${peer} has not received.`;
 }
 
-// Stages that wait for each other in a circle; empty if none do.
+// Returns the stages that wait for each other in a circle; empty if none do.
 function circle(r) {
     for (let start = 0; start < r.p; start++) {
         const way = [];
@@ -206,9 +206,11 @@ function bubbleText(r) {
            "for the first micro-batch and for the other stages' gradient norm";
 }
 
-// Calls seen(start, end, cause) for each idle time of a stage. Cause 0 fill: before its first step;
-// 1 stall: between steps up to its last forward; 2 drain: after that; 3 wait for the norm: after
-// its last step, until all are through.
+// Calls seen(start, end, cause) for each idle time of a stage. The causes:
+//   0 fill   Before its first step.
+//   1 stall  Between steps up to its last forward.
+//   2 drain  Between steps after that.
+//   3 wait for the norm  After its last step, until all stages are through.
 const CAUSES = ["fill", "stall", "drain", "wait for the norm"];
 function eachIdle(r, s, seen) {
     let stop = r.first[s + 1], last = -1, at = 0;
@@ -222,7 +224,7 @@ function eachIdle(r, s, seen) {
     if (r.makespan > at + 1e-9) seen(at, r.makespan, 3);
 }
 
-// Idle time of all stages by cause.
+// Returns the idle time of all stages by cause.
 function idleOf(r) {
     const sums = [0, 0, 0, 0];
     const add = (start, end, cause) => { sums[cause] += end - start; };
@@ -245,8 +247,8 @@ function comparison(r, other) {
            (r.v !== other.v ? ` (one of ${r.v} chunks is 1/${r.v} of a stage)` : "");
 }
 
-// The way of a micro-batch through the stages, as rows of facts: its steps in the order of time,
-// and their code.
+// Returns the way of a micro-batch through the stages, as rows of facts: its steps in the order of
+// time, and their code.
 function wayOf(r, micro) {
     const steps = [];
     for (let s = 0; s < r.p; s++) {
@@ -291,8 +293,8 @@ function wayOf(r, micro) {
             ["The code that runs", links]];
 }
 
-// From the first start to the last end of each stage's steps, which are in the order of time;
-// messages come after them.
+// Returns the time from the first start to the last end of each stage's steps. They are in the
+// order of time; messages come after them.
 function ownSpans(r) {
     return Array.from({length: r.p}, (_, s) => {
         const first = r.first[s];
@@ -321,7 +323,7 @@ function drawSchedule() {
     drawFlight(r, Math.min(now, r.makespan), end);
 }
 
-// Stages that have room for their number, among them the last.
+// Labels the stages that have room for their number, among them the last.
 function labelStages(g, count, row, height, top) {
     const every = Math.ceil(13 / row);
     for (let s = 0; s < count; s++) {
@@ -377,8 +379,8 @@ function drawTimeline(canvas, r, now, end) {
     drawAxis(g, end, scale, MARGIN.top + r.p * row);
 }
 
-// Returns the size of the labels of each kind, and their letter if the shortest box has room for
-// it. size 0: there is no room for a number.
+// Returns the size of the labels of each kind. Also returns their letter if the shortest box has
+// room for it. size 0: there is no room for a number.
 function labelsOf(r, scale, height) {
     const least = [Infinity, Infinity, Infinity], digits = String(r.m - 1).length;
     for (let i = 0; i < r.count; i++) {
@@ -393,9 +395,9 @@ function labelsOf(r, scale, height) {
     });
 }
 
-// A row whose boxes can be told apart. Their kinds differ without colour as well: a backward has a
-// line at its foot, the weight half a broken one; where there is room the letter stands before the
-// number of the micro-batch.
+// Draws a row whose boxes can be told apart. Their kinds differ without colour as well: a backward
+// has a line at its foot, the weight half a broken one. If there is room, the letter stands before
+// the number of the micro-batch.
 function drawRow(g, r, s, y, height, x, now, shades, lanes, follow, labels) {
     for (let i = r.first[s]; i < r.first[s + 1]; i++) {
         const start = r.times[4 * i], stop = r.times[4 * i + 1], kind = r.marks[8 * i + 4];
@@ -434,7 +436,7 @@ function drawRow(g, r, s, y, height, x, now, shades, lanes, follow, labels) {
     g.globalAlpha = 1;
 }
 
-// The way of one micro-batch: a line from each of its steps to the next one on another stage.
+// Draws the way of one micro-batch: a line from each of its steps to the next one on another stage.
 function drawWay(g, r, micro, row, box, x, now) {
     const steps = [];
     for (let s = 0; s < r.p; s++)
@@ -450,7 +452,7 @@ function drawWay(g, r, micro, row, box, x, now) {
     }
 }
 
-// A row with more boxes than pixels: each column of pixels has the mean colour of the boxes in it.
+// Draws a row with more boxes than pixels. Each column of pixels has the mean colour of its boxes.
 // colors: red, green and blue of each kind and chunk.
 function drawCrowdedRow(g, r, s, y, height, scale, now, colors) {
     const columns = Math.ceil(now * scale), sums = new Float32Array(4 * columns);
@@ -516,7 +518,7 @@ function drawSteps(g, most, columns, base, unit) {
     }
 }
 
-// The same pixel by pixel: a thousand rows have a million steps.
+// Draws the same pixel by pixel: a thousand rows have a million steps.
 function drawPixels(g, most, columns, base, height, unit) {
     if (columns < 1) return;
     const image = crowded.createImageData(columns, height);
@@ -534,8 +536,8 @@ function drawPixels(g, most, columns, base, height, unit) {
     crowded.canvas.height = 1;
 }
 
-// Micro-batches and chunks whose activations a stage holds: from the start of a forward to the end
-// of the last step that reads them.
+// Draws the micro-batches and chunks whose activations a stage holds: from the start of a forward
+// to the end of the last step that reads them.
 function drawFlight(r, now, end) {
     const peak = Math.max(1, ...r.flight), row = Math.max(6, Math.min(30, Math.floor(420 / r.p)));
     const width = axisRoom();
@@ -570,7 +572,8 @@ function drawFlight(r, now, end) {
     $("flight").setAttribute("aria-label", "most activations in flight on each stage: " + most);
 }
 
-// The next time at which something begins or ends, in a direction; undefined: there is none.
+// Returns the next time at which something begins or ends, in a direction; undefined: there is
+// none.
 function momentFrom(r, now, direction) {
     let best = direction * Infinity;
     for (let i = 0; i < r.count; i++) {

@@ -1,6 +1,6 @@
 // ---- time ---------------------------------------------------------------------------------------
 
-// The planner's names of what the fields choose.
+// The planner's names of the fields' choices.
 const RECOMPUTES = ["none", "gelu", "layer"], ORDERS = ["tdp", "tpd", "dtp", "dpt", "ptd", "pdt"];
 const SHARED_FLAGS = {
     layers: "layers",
@@ -26,8 +26,7 @@ const DEFAULT_LIMIT = 2;  // of zb-auto, times p
 
 const gpusOf = values => Number(values.tensor) * Number(values.data) * Number(values.pipeline);
 
-// The cluster file's constants as the planner's C reads them, with the fields that stand in for
-// some.
+// Returns the cluster file's constants as the planner's C reads them. Fields replace some of them.
 function clusterText(values) {
     const constants = {...CLUSTERS[values.cluster]};
     if (values.node !== "") constants.gpus_per_node = Number(values.node);
@@ -42,14 +41,14 @@ function planFlags(values, names) {
     return texts.join(" ");
 }
 
-// The model, the GPUs and the batch: the planner's question.
+// Returns the flags of the model, the GPUs and the batch: the planner's question.
 function wishFlags(values) {
     const named = Object.hasOwn(LLAMAS, values.model) ? `--model ${values.model} ` : "";
     const shared = planFlags(values, SHARED_FLAGS);
     return `${named}${shared} --cluster ${values.cluster} --gpus ${gpusOf(values)}`;
 }
 
-// One layout: the question with every choice made.
+// Returns the question for one layout, with every choice made.
 function timeQuestion(values) {
     const schedule = values.schedule || (Number(values.virtual) > 1 ? "interleaved" : "1f1b");
     const usual = DEFAULT_LIMIT * Number(values.pipeline);
@@ -68,7 +67,8 @@ const COMMUNICATION = ["tensor", "pipeline", "data"];
 const exposed = row => COMMUNICATION.reduce((sum, name) => sum + row.parts[name], 0);
 const share = (row, x) => (100 * Math.max(0, x) / row.seconds).toFixed(1) + "%";
 
-// The page's planner is without train_5d; the one in a terminal knows its mixtures of experts.
+// Says why there is no time: the page's planner has no train_5d. The planner in a terminal knows
+// its mixtures of experts.
 function noTime(v) {
     const text = "this page times layouts without c and e";
     if (!Object.hasOwn(MIXTURES, v.model)) return text;
@@ -112,7 +112,8 @@ async function showTime(r) {
     drawTimeParts();
 }
 
-// One bar of the slowest stage's step; each part is named in it or, if it is narrow, below it.
+// Draws one bar of the slowest stage's step. Each part is named in it or, if it is narrow, below
+// it.
 function drawTimeParts() {
     const colors = {
         GEMM: "#2c5f9e",
@@ -160,7 +161,8 @@ function drawTimeParts() {
 
 let searching = false, searchedFor = null, best = [];  // the question whose answer stands there
 
-// A result belongs to a model, a cluster, a number of GPUs and a batch: it goes when these change.
+// Removes the result of a search when the model, the cluster, the number of GPUs or the batch
+// changes.
 function showSearchOf(values) {
     const now = wishFlags(values) + clusterText(values);
     if (searchedFor === now) return;
@@ -201,7 +203,7 @@ async function search() {
     $("search").textContent = "search";
 }
 
-// The fields of a row of the planner's.
+// Returns the fields of a row of the planner's.
 function rowValues(row, values) {
     return {
         ...values, tensor: row.t, data: row.d, pipeline: row.p, virtual: row.v, micro: row.micro,

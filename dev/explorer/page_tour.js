@@ -1,8 +1,8 @@
 // ---- the tour -----------------------------------------------------------------------------------
 
-// A step sets the fields, says what they mean, asks for a guess, plays, and tells. The functions
-// `set`, `right`, `why` (a sentence for each wrong answer) and `told` take their numbers from what
-// the C says. They are called once, when the question is asked: later changes of the fields change
+// A step sets the fields, explains them, asks for a guess, plays, and tells. The functions `set`,
+// `right`, `why` (a sentence for each wrong answer) and `told` take their numbers from the C's
+// answers. They are called once, when the question is asked. So later changes of the fields change
 // no answer. until: the picture is drawn up to this time before the guess. {word} and {text|word}
 // in sentences have a tip, from WORDS.
 const idleUnits = r => short(r.makespan - r.busy / r.p), busyUnits = r => short(r.busy / r.p);
@@ -210,7 +210,7 @@ function sourceLink(text, file, name) {
     return inClone ? text : link(text, `../${file}#L${LINES[file][name]}`);
 }
 
-// The nodes of a sentence, whose {words} have tips.
+// Returns the nodes of a sentence, whose {words} have tips.
 function withTips(sentence) {
     return sentence.split(/[{}]/).map((part, i) => {
         if (i % 2 === 0) return part;
@@ -335,7 +335,7 @@ function guess(button, answer, quiet) {
     else if (!playing) play();
 }
 
-// Shows the end of what a panel plays.
+// Shows the end of the animation of a panel.
 function showAll() {
     if (panel === "schedules") timeShown = null, drawSchedule();
     if (panel === "collectives") roundShown = ringShown.rounds, drawRing();

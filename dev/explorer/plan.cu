@@ -39,7 +39,7 @@ static inline void trainer_leave(Trainer *) {}
 #define PLAN_WITHOUT_EXPERTS  // and not train_5d
 #include "dev/plan/words.h"
 
-// The page has no Muon.
+// Returns nothing: the page has no Muon.
 static StageMemory candidate_muon(const Candidate *, size_t) { return {}; }
 
 // One layout for the page: its sizes, its memory and the time of its step.
@@ -125,7 +125,7 @@ static void set_row(PlanRow *row, const Search *s, const Candidate *x) {
     memcpy(row->parts, time.parts, sizeof row->parts);
 }
 
-// The layout that the flags in plan_text give.
+// Returns the layout of the flags in plan_text.
 static Candidate layout_asked(double max_in_flight) {
     Candidate x = wish_candidate(wish(), (size_t)max_in_flight);
     Error err;

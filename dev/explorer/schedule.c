@@ -1,6 +1,6 @@
 // schedule.c: the pages' schedules and collectives, from the headers that the trainers and
-// build/tools/schedule use: lists, proof, and the walk that times them. What is not proved runs
-// on the small machine of streams, which shows who waits.
+// build/tools/schedule use: lists, proof, and the walk that times them. A list without a proof
+// runs on the small machine of streams, which shows the waits.
 #include "libc.h"
 #define LLMC_FILE_H  // lists come from the page, not from files
 #include "llmc/host/error.h"
@@ -29,7 +29,8 @@ typedef struct {
 } Box;
 
 // The operation of a stage that does not begin in a deadlock, and the stage for which it waits.
-// type: OpType; `input` of a compute says whether it waits for its input or for a free buffer.
+// type: OpType. `input` is true if a compute waits for its input, and false if it waits for a free
+// buffer.
 typedef struct {
     int type, kind, micro, chunk, peer, input;
 } Stuck;
@@ -61,13 +62,13 @@ __attribute__((noinline)) static PipelineLists lists_of(int kind, int p, int m, 
                                  : zero_bubble_make((Schedule)kind, p, m, v, times, limit);
 }
 
-// False, with a sentence, if a schedule does not exist for these sizes.
+// Returns false, with a sentence, if a schedule does not exist for these sizes.
 __attribute__((noinline)) static bool exists(int kind, int p, int m, int v, Error *err) {
     return kind >= SCHEDULE_ZB_V ? v_check((Schedule)kind, p, m, v, err)
                                  : pipeline_check((Schedule)kind, p, m, v, err);
 }
 
-// The lists of a schedule by its name or by hand.
+// Makes the lists of a schedule by its name or by hand.
 static bool make_lists(int kind, int p, int m, int v, const PipelineTimes *times, size_t limit,
                        Error *err) {
     PipelineLists *l = &run.lists;
@@ -94,8 +95,8 @@ static bool lists_in_order(const PipelineLists *l, Error *err) {
     return true;
 }
 
-// The fewest buffers at each end of a link with which the lists cannot hang; 0: they hang with
-// any number.
+// Returns the fewest buffers at each end of a link with which the lists cannot hang; 0: they hang
+// with any number.
 static size_t buffers_needed(const PipelineLists *l) {
     Error err;
     size_t most = (size_t)l->m * l->v;
@@ -126,10 +127,10 @@ static double *chunk_scale(const PipelineLists *l, size_t L) {
     return scale;
 }
 
-// Idle time over work of all stages.
+// Returns idle time over work of all stages.
 static double bubble_of(int p, double makespan, double busy) { return makespan / (busy / p) - 1; }
 
-// For layout.cu: the bubble of L layers with free messages, of lists that are proved.
+// Returns the bubble of L layers with free messages, of lists that are proved, for layout.cu.
 double lists_bubble(const PipelineLists *lists, const double *cost, size_t L) {
     const PipelineTimes times = {{cost[0], cost[1], cost[2]}, 0, chunk_scale(lists, L)};
     PipelineRun walked = {NULL, 0, 0, 0};
@@ -271,11 +272,13 @@ double schedule_formula(int kind, int p, int m, int v, double forward, double ba
     return kind <= SCHEDULE_INTERLEAVED ? bubble : __builtin_nan("");
 }
 
-// Makes the lists, has them proved, runs them. A step of a chunk of average length costs `cost`,
-// and others as many times more as they have more layers; layers 0: all chunks are equal.
-// one_stream: send, receive and compute share one. lanes: up to how many stages the page draws
-// messages. Returns 0; 1 if refused, with the sentence in stderr_text; 2 if it hangs, with the
-// operations up to there. The result lives until the next run.
+// Makes the lists, has them proved, runs them. The cost is for a step of a chunk of average
+// length. A chunk with more layers costs more in proportion.
+//   layers      0: all chunks are equal.
+//   one_stream  Send, receive and compute share one stream.
+//   lanes       The most stages for which the page draws messages.
+// Returns 0; 1 if refused, with the sentence in stderr_text; 2 if it hangs, with the operations up
+// to there. The result lives until the next run.
 int schedule_run(int kind, int p, int m, int v, double forward, double backward, double weight,
                  double transfer, int layers, int limit, int buffers, int one_stream, int lanes) {
     Error err;
@@ -327,7 +330,7 @@ int schedule_run(int kind, int p, int m, int v, double forward, double backward,
 
 const Result *schedule_result(void) { return &run.result; }
 
-// One line of the list: writes it into schedule_text, as pipeline_parse reads it.
+// Writes one line of the list into schedule_text, as pipeline_parse reads it.
 void schedule_list(int stage) {
     size_t at = 0;
     schedule_text[0] = 0;
@@ -374,8 +377,8 @@ static void compare(Schedule schedule, int p, int m, const PipelineTimes *stage,
 }
 
 // Returns [SCHEDULE_COUNT][COMPARED + p] for times of a whole stage, which the chunks of a stage
-// share. pair: of an overlapped forward and backward, under dualpipe-v; 0: they do not overlap. A
-// schedule that does not exist for these sizes has the time NAN.
+// share. A schedule that does not exist for these sizes has the time NAN. pair: the time of an
+// overlapped forward and backward, under dualpipe-v; 0: they do not overlap.
 const double *compare_run(int p, int m, double forward, double backward, double weight,
                           double transfer, double pair) {
     const PipelineTimes stage = {{forward, backward, weight}, transfer, NULL};
@@ -396,9 +399,9 @@ const double *compare_run(int p, int m, double forward, double backward, double 
 enum { RING_MOST = 16, RING_WHOLE = RING_MOST, RING_NONE = -1 };
 enum { RING_ALL_TO_ALL = NCCL_MPI_BROADCAST + 1, RING_TREE };
 
-// The content of each part of each rank's buffer before and after every round, as a set of ranks
-// whose contributions it holds, one bit each; and of each round the part that a rank sends, and
-// to whom.
+// The content of each part of each rank's buffer before and after every round. It is a set of the
+// ranks whose contributions the part holds, one bit each. Each round also has the part that a rank
+// sends, and the receiver.
 typedef struct {
     double rounds, bytes_sent,
         counted_sent,  // of the busiest rank: added up over the rounds, and by ring_traffic
@@ -417,12 +420,13 @@ static int partner(int k, int r, int n) {
     return other == r && n % 2 == 0 ? q : other;
 }
 
-// Sets what rank r sends in round k, and to whom. Returns whether the receiver adds it.
-// - reduce-scatter: part r - 1 - k, which it has just added to
-// - all-gather: part r - k, which it has just got
-// - broadcast: part k - r, as rank 0 starts one part after the other
-// - all-to-all: the part for its partner
-// - tree: up to the rank that lies one bit lower, then down again
+// Sets the part that rank r sends in round k, and its receiver. Returns true if the receiver adds
+// it.
+//   reduce-scatter  Part r - 1 - k, which it has just added to.
+//   all-gather      Part r - k, which it has just got.
+//   broadcast       Part k - r, as rank 0 starts one part after the other.
+//   all-to-all      The part for its partner.
+//   tree            Up to the rank that lies one bit lower, then down again.
 static bool ring_message(int op, int k, int r, int n, int levels, int *part, int *to) {
     int half = n - 1;
     *part = RING_NONE;
@@ -448,7 +452,7 @@ static bool ring_message(int op, int k, int r, int n, int levels, int *part, int
     return adds;
 }
 
-// count: elements of the whole buffer of all n parts, a multiple of n.
+// Runs a collective. count: elements of the whole buffer of all n parts, a multiple of n.
 const Ring *ring_run(int op, int n, double count, int width) {
     memset(&ring, 0, sizeof ring);
     size_t part_count = (size_t)count / (size_t)n;

@@ -5,7 +5,7 @@
 
 class Exit extends Error {}
 
-// A fresh program: its memory is empty, and is freed with the last reference.
+// Returns a fresh program. Its memory is empty, and is freed with the last reference.
 async function program(module) {
     const exit = code => { throw new Exit(String(code)); };
     const progress = () => made.text(c.stderr_text).replace(/\r|\x1b\[K/g, "");
@@ -94,7 +94,7 @@ async function schedule(q, module) {
     return r;
 }
 
-// The lines of the list that a schedule is.
+// Returns the lines of a schedule's list.
 async function list(q, module) {
     const c = await runSchedule(q, module), [p] = c.doubles(c.c.schedule_result(), 1), lines = [];
     for (let s = 0; s < p; s++) {
@@ -104,7 +104,7 @@ async function list(q, module) {
     return lines.join("\n");
 }
 
-// Of each schedule its time, work, messages, chunks and the activations of each stage.
+// Returns for each schedule its time, work, messages, chunks and the activations of each stage.
 async function compare(q, module) {
     const c = kept.compare = kept.compare || await program(module), row = 4 + q.p;
     const at = c.call("compare_run", q.p, q.m, ...q.cost, q.transfer, q.pair);
@@ -122,7 +122,7 @@ async function ring(q, module) {
             parts: ints.slice(32 * 256, 32 * 272), to: ints.slice(32 * 272)};
 }
 
-// Of each step the work of every rank, and the rank of each cell.
+// Returns for each step the work of every rank, and the rank of each cell.
 async function context(q, module) {
     const c = await program(module), at = c.call("context_run", q.n, q.zigzag);
     const bytes = 8 * 16 + 4 * 32 * 32;
@@ -146,7 +146,8 @@ function sentOf(x) {
     }));
 }
 
-// Runs a layout, unless the last one was the same. Returns its program and where the result is.
+// Runs a layout, unless the last one was the same. Returns its program and the address of the
+// result.
 async function runLayout(q, module) {
     const key = JSON.stringify([q.line, q.t, q.d, q.p, q.node, q.trainer, q.precision]);
     if (kept.key === key) return kept.layout;
@@ -192,7 +193,7 @@ async function layout(q, module) {
     return r;
 }
 
-// The buffers of a stage: [{arena, bytes, name}].
+// Returns the buffers of a stage: [{arena, bytes, name}].
 async function buffers(q, module) {
     const {c} = await runLayout(q, module);
     c.call("layout_buffers_" + q.precision, q.stage);
@@ -232,7 +233,7 @@ async function time(q, module) {
     return planRow(c, c.call("plan_time", q.limit));
 }
 
-// A sentence on a change of a layout: refused, too large, slower by what.
+// Returns a sentence on a change of a layout: refused, too large, or slower and why.
 async function beside(q, module) {
     const key = JSON.stringify([q.cluster, q.base]);
     if (kept.base !== key) await time({cluster: q.cluster, ...q.base}, module);

@@ -1,5 +1,5 @@
-// checkpoints.h: fuzz targets: checkpoints that one layout writes and another reads, and folders
-// of checkpoints that somebody has touched.
+// checkpoints.h: fuzz targets for checkpoints that one layout writes and another reads, and for
+// folders of checkpoints that a user has changed.
 //
 // defines: fuzz_json, fuzz_config, fuzz_reshard, fuzz_folder
 #ifndef DEV_FUZZ_CHECKPOINTS_H
@@ -23,7 +23,7 @@ static void fuzz_empty_out(void) {
     fuzz_promise(system(command) == 0);
 }
 
-// config.json, trainer.json
+// Reads config.json and trainer.json.
 static void fuzz_json(const uint8_t *data, size_t size) {
     char path[96];
     Error err;
@@ -151,9 +151,9 @@ static void fuzz_same_model(const FuzzModel *a, const FuzzModel *b, bool gpt2) {
                           memcmp(&a->m.KV, &b->m.KV, sizeof a->m - offsetof(Llama, KV)) == 0));
 }
 
-// The first byte takes one of FUZZ_CONFIGS, two more each set a member. A configuration that
-// was read comes back from the file that was written, with the source and without. An unknown
-// member is read only if it is null.
+// Makes a configuration. The first byte takes one of FUZZ_CONFIGS, two more each set a member.
+// If it can be read, it must come back from the file that is written, with the source and
+// without. An unknown member is read only if it is null.
 static void fuzz_config(const uint8_t *data, size_t size) {
     char path[96];
     Error err;
@@ -208,7 +208,7 @@ typedef struct {
     size_t t, p, v, d;
 } FuzzLayout;
 
-// Every rank of the layout writes its slices, or reads and compares them.
+// Has every rank of the layout write its slices, or read and compare them.
 static void fuzz_ranks(const GPTConfig *config, FuzzLayout l, bool bf16, const char *dir,
                        Checksums *sums) {
     Error err;
@@ -258,7 +258,7 @@ static FuzzLayout fuzz_some_layout(uint8_t a, uint8_t b, size_t layers) {
     return l;
 }
 
-// Written at one layout, verified, read at another.
+// Writes at one layout, verifies, reads at another.
 static void fuzz_reshard(const uint8_t *data, size_t size) {
     char dir[PATH_MAX];
     Error err;
@@ -277,8 +277,8 @@ static void fuzz_reshard(const uint8_t *data, size_t size) {
     fuzz_ranks(&config, fuzz_some_layout(data[6], data[7], config.L), data[8] & 1, dir, NULL);
 }
 
-// Three bytes each: a save, a prune, or something that people, disks and clocks do to one of the
-// folder's checkpoints. The checkpoint taken in the end is sound; the last save is taken if it
+// Makes a folder of checkpoints by three bytes each: a save, a prune, or damage by people, disks
+// and clocks. The checkpoint taken in the end must be sound, and must be the last save if that
 // was left alone.
 static void fuzz_folder(const uint8_t *data, size_t size) {
     static const GPTConfig tiny = {1, 4, 4, 5, 128, 3, NULL};

@@ -20,7 +20,7 @@ static void fuzz_promise(bool kept) {
     if (!kept) abort();
 }
 
-// A file in memory with these bytes, and its path. close() it.
+// Makes a file in memory with these bytes, and its path. close() it.
 static int fuzz_file(const uint8_t *data, size_t size, char path[40]) {
     int fd = memfd_create("fuzz", MFD_CLOEXEC);
     if (fd < 0 || !file_write_at(fd, data, size, 0)) exit(1);
@@ -28,7 +28,7 @@ static int fuzz_file(const uint8_t *data, size_t size, char path[40]) {
     return fd;
 }
 
-// A shard, opened for sequences of 1 to 16 tokens; the file may lose its end while it is read.
+// Opens a shard for sequences of 1 to 16 tokens. The file may lose its end while it is read.
 static void fuzz_shards(const uint8_t *data, size_t size) {
     char path[40];
     Error err;
@@ -53,8 +53,8 @@ static bool fuzz_is_eval(const char *line) {
     return found && found < line + strcspn(line, "\n");
 }
 
-// A log that a resumed run continues: it keeps the beginning, up to the run's first step, and
-// lines of --eval. A file that is no log is left alone.
+// Continues a log: it keeps the beginning, up to the run's first step, and lines of --eval. A
+// file that is no log is left alone.
 static void fuzz_log(const uint8_t *data, size_t size) {
     char path[40];
     Error err;
@@ -86,7 +86,7 @@ static void fuzz_log(const uint8_t *data, size_t size) {
     close(fd);
 }
 
-// A file of --eval, for a model with V tokens and sequences of T.
+// Reads a file of --eval, for a model with V tokens and sequences of T.
 static void fuzz_eval(const uint8_t *data, size_t size) {
     char path[40];
     Error err;
@@ -109,7 +109,7 @@ static void fuzz_eval(const uint8_t *data, size_t size) {
     close(fd);
 }
 
-// The header of a safetensors file, its tensors, and a tiny model's tensors by slices.
+// Reads the header of a safetensors file, its tensors, and a tiny model's tensors by slices.
 static void fuzz_safetensors(const uint8_t *data, size_t size) {
     char path[40];
     float values[512];
@@ -141,8 +141,9 @@ static void fuzz_safetensors(const uint8_t *data, size_t size) {
     close(fd);
 }
 
-// The index of weights in several files: two sound ones of two tensors each, "900" and "901", and
-// "902", whose bytes stand behind the first 0 byte. The folder is this process's open files.
+// Reads the index of weights in several files: two sound ones of two tensors each, "900" and
+// "901", and "902", whose bytes stand behind the first 0 byte. The folder is this process's open
+// files.
 static void fuzz_index(const uint8_t *data, size_t size) {
     static bool made = false;
     char path[40], other[40];
@@ -185,8 +186,8 @@ static void fuzz_index(const uint8_t *data, size_t size) {
     close(fd);
 }
 
-// A tokenizer that was opened: a prompt has no more tokens than bytes, each of them known. Frees
-// it.
+// Encodes a prompt with an open tokenizer: it has no more tokens than bytes, each of them known.
+// Frees the tokenizer.
 static void fuzz_prompt(Tokenizer *tk, const uint8_t *text, size_t bytes) {
     Error err;
     int *tokens = (int *)host_alloc(bytes + 1, sizeof(int));
@@ -209,7 +210,7 @@ static void fuzz_prompt(Tokenizer *tk, const uint8_t *text, size_t bytes) {
     tokenizer_free(tk);
 }
 
-// A tokenizer.json and, behind its last 0 byte, a prompt.
+// Reads a tokenizer.json and, behind its last 0 byte, a prompt.
 static void fuzz_tokenizer(const uint8_t *data, size_t size) {
     char path[40];
     Error err;

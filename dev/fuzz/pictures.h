@@ -13,7 +13,7 @@ static jmp_buf fuzz_ended;  // where a program goes that would exit
 #include "dev/plot/programs.h"
 #undef exit
 
-// A trace or a log, drawn. A picture goes nowhere, but not without end.
+// Draws a trace or a log. The picture goes to no file, and must have an end.
 static void fuzz_plots(const uint8_t *data, size_t size) {
     char path[40];
     if (size < 1) return;
@@ -38,8 +38,8 @@ static void fuzz_plots(const uint8_t *data, size_t size) {
     close(fd);
 }
 
-// The command lines of schedule, a word a line, for pipelines of a few thousand steps. Pictures
-// are not written.
+// Runs the command lines of schedule, a word a line, for pipelines of a few thousand steps.
+// Writes no pictures.
 static void fuzz_machine(const uint8_t *data, size_t size) {
     char *words[16] = {NULL}, *rest;
     int count = 1;

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # run.sh [SECONDS] [TARGET...]: fuzzes every target of dev/fuzz/targets.h with libFuzzer under the
-# address and undefined-behaviour sanitizers, SECONDS (default 120) in all, from dev/fuzz/corpus and
-# the findings of earlier runs (build/fuzz/corpus). A failing input is left in build/fuzz; add it to
-# dev/fuzz/corpus when the bug is fixed. Ends with a line of counts; the exit code is 1 if anything
-# was found.
+# address and undefined-behaviour sanitizers, SECONDS (default 120) in all. It starts from
+# dev/fuzz/corpus and the findings of earlier runs (build/fuzz/corpus). A failing input is left in
+# build/fuzz; add it to dev/fuzz/corpus when the bug is fixed. Ends with a line of counts; the exit
+# code is 1 if anything was found.
 set -u
 case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/../.." || exit 1

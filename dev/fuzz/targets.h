@@ -1,9 +1,9 @@
-// targets.h: everything that reads what others may have written, as functions of bytes. fuzz.c
-// feeds them to libFuzzer (make fuzz), dev/test/test_fuzz.c gives them the files of
-// dev/fuzz/corpus (make test).
+// targets.h: every reader of files from outside, as a function of bytes. fuzz.c feeds them to
+// libFuzzer (make fuzz). dev/test/test_fuzz.c gives them the files of dev/fuzz/corpus (make
+// test).
 //
-// A target ends the program if what it calls breaks a promise; the sanitizers see to the rest.
-// Its first bytes, where there are several loaders or layouts, say which.
+// A target ends the program if the code it calls breaks a promise; the sanitizers find the
+// rest. If it has several loaders or layouts, its first bytes choose one.
 //
 // defines: FuzzTarget, FUZZ_TARGETS
 #ifndef DEV_FUZZ_TARGETS_H

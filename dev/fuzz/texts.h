@@ -11,7 +11,7 @@
 #include "llmc/grid.h"
 #include "llmc/pipeline_lists.h"
 
-// A command line, a word a line, of as many ranks as the first byte says.
+// Parses a command line, a word a line. The first byte gives the number of ranks.
 static void fuzz_options(const uint8_t *data, size_t size) {
     Error err = {""};
     Options o;
@@ -34,8 +34,8 @@ static void fuzz_options(const uint8_t *data, size_t size) {
     free(text);
 }
 
-// A blend: each source gives what its weight says, in turn, and is never further from its share
-// than dataloader.h says.
+// Reads a blend. The sources must take turns by their weights, and stay as near to their shares
+// as dataloader.h promises.
 static void fuzz_blend(const uint8_t *data, size_t size) {
     Error err;
     DataLoader dl = {};
@@ -64,8 +64,8 @@ static void fuzz_blend(const uint8_t *data, size_t size) {
     free(text);
 }
 
-// A ramp: batches grow in steps of whole micro-batches up to the global batch, and the count of
-// samples is theirs.
+// Reads a ramp. Batches must grow in steps of whole micro-batches, and be the global batch from
+// the ramp's last sample on.
 static void fuzz_ramp(const uint8_t *data, size_t size) {
     Error err;
     Ramp ramp;
@@ -85,7 +85,7 @@ static void fuzz_ramp(const uint8_t *data, size_t size) {
     free(text);
 }
 
-// A schedule: a proved one must have every step once.
+// Reads a schedule. A proved one must have every step once.
 static void fuzz_schedule(const uint8_t *data, size_t size) {
     char path[40];
     Error err;
@@ -103,7 +103,7 @@ static void fuzz_schedule(const uint8_t *data, size_t size) {
     close(fd);
 }
 
-// A layout of 32 ranks.
+// Makes a layout of 32 ranks.
 static StepLayout fuzz_layout(void) {
     StepLayout r;
     memset(&r, 0, sizeof r);
@@ -114,8 +114,8 @@ static StepLayout fuzz_layout(void) {
     return r;
 }
 
-// A cluster: with any constants a step takes some time, no less than its bound, and its parts are
-// numbers.
+// Reads a cluster. With any constants a step takes some time, no less than its bound, and its
+// parts are numbers.
 static void fuzz_cluster(const uint8_t *data, size_t size) {
     char path[40];
     Error err;
@@ -135,9 +135,8 @@ static void fuzz_cluster(const uint8_t *data, size_t size) {
     close(fd);
 }
 
-// Any layout on any of the clusters that are described here: one that step_check takes has a
-// time, no less than its bound, that is the sum of its parts and the same when it is asked for
-// again.
+// Simulates any layout on one of the clusters described here. If step_check accepts it, its time
+// is at least its bound and the sum of its parts. A second call must return the same time.
 static void fuzz_simulate(const uint8_t *data, size_t size) {
     static const char *const names[] = {"laptop",    "dgx-a100", "selene-2021",
                                         "roce-a100", "eos-2025", "holmes-a100"};
@@ -178,7 +177,7 @@ static void fuzz_simulate(const uint8_t *data, size_t size) {
                  memcmp(&time, &again, sizeof time) == 0);
 }
 
-// A table of published runs: a row is refused by its layout or has a time.
+// Reads a table of published runs. A row is refused by its layout or has a time.
 static void fuzz_rows(const uint8_t *data, size_t size) {
     char path[40];
     Error err;

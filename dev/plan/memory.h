@@ -1,8 +1,8 @@
-// memory.h: the memory of a layout on each device, from the trainers: train_gpt_3d.cu,
+// memory.h: the memory of a layout on each device, from the trainers. train_gpt_3d.cu,
 // train_zero_bubble.cu, train_v.cu, train_fsdp.cu, train_llama.cu and train_5d.cu are compiled into
-// the planner (plan.cu), and their own `layout` counts allocations. Their own checks refuse
-// layouts. With PLAN_WITHOUT_V train_v is left out, and a Wish must have no_v; with
-// PLAN_WITHOUT_EXPERTS train_5d.
+// the planner (plan.cu). Their own `layout` counts allocations, and their own checks refuse
+// layouts. PLAN_WITHOUT_V leaves out train_v, and a Wish must have no_v. PLAN_WITHOUT_EXPERTS
+// leaves out train_5d.
 //
 // defines: Candidate, StageMemory, candidate_refused, candidate_left_out, candidate_memory
 #ifndef DEV_PLAN_MEMORY_H
@@ -35,7 +35,7 @@ static inline size_t stage_memory_sum(const StageMemory *s) {
     return s->weights + s->gradients + s->optimizer + s->activations;
 }
 
-// The trainer's options for a layout.
+// Returns the trainer's options for a layout.
 static inline Options candidate_options(const Candidate *x, size_t vocabulary) {
     const StepLayout *r = &x->run;
     Options o;
@@ -63,8 +63,8 @@ static inline bool candidate_llama(Llama *m, int size, const GPTConfig *config, 
 }
 
 #ifndef PLAN_WITHOUT_EXPERTS
-// The mixture of experts at hand. Its hundreds of rows are made once, until another one is asked
-// for.
+// The current mixture of experts. Its hundreds of rows are made once, and again only for another
+// mixture.
 typedef struct {
     MoeLlama model;
     int place;     // of NAMES_5D, 0: none yet
@@ -93,7 +93,7 @@ static inline bool candidate_5d(const Candidate *x, Options *o, Options5D *flags
     return true;
 }
 
-// True if train_5d accepts a mixture's layout, but for what all trainers check.
+// True if train_5d accepts a mixture's layout. Leaves out the checks that all trainers have.
 static inline bool candidate_mixes(const Candidate *x, Options *o, Error *err) {
     Options5D flags;
     return candidate_5d(x, o, &flags, err);
@@ -134,8 +134,8 @@ static inline bool candidate_refused(const Candidate *x, size_t vocabulary, Erro
            !step_schedule_check(r, (Schedule)o.schedule, step_micros(r), err);
 }
 
-// True if the trainer accepts this layout and the planner does not try it, with the reason in
-// *err: a V for which there are too few stages or micro-batches.
+// True if the trainer accepts this layout but the planner does not try it: a V with too few stages
+// or micro-batches. *err has the reason.
 static inline bool candidate_left_out(const Candidate *x, Error *err) {
     const StepLayout *r = &x->run;
     size_t m = step_micros(r);
@@ -329,8 +329,8 @@ static inline bool candidate_stage_no_fuller(const StepLayout *r, size_t stage) 
            candidate_slots(r, stage) <= candidate_slots(r, stage - 1);
 }
 
-// Sets the bytes of the fullest stage. `all`: looks at every stage; else at the first, which
-// keeps most micro-batches, the second and the last, which has the logits.
+// Sets the bytes of the fullest stage. `all`: looks at every stage. Otherwise looks at the first,
+// which keeps most micro-batches, the second, and the last, which has the logits.
 static inline void candidate_memory(Candidate *x, size_t vocabulary, size_t reserve, bool all) {
     size_t p = x->run.p;
     x->memory = 0;

@@ -1,5 +1,6 @@
-// models.h: the models that the planner knows by name: those of the trainers' --model,
-// train_llama's and train_5d's among them. With PLAN_WITHOUT_EXPERTS train_5d is left out.
+// models.h: the models that the planner knows by name, which are the models of the trainers'
+// --model. train_llama's and train_5d's are among them. With PLAN_WITHOUT_EXPERTS train_5d is
+// left out.
 //
 // defines: Model, model_find, model_nearest, model_names, llama_name, llama_size, llama_experts
 #ifndef DEV_PLAN_MODELS_H

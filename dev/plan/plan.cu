@@ -8,14 +8,17 @@
 //        [--layers-per-stage N,N,...] [--context c] [--expert-parallel e] [--capacity X]
 //        [--no-v] [--light] [--json]
 //
-// Tries every layout that train_gpt_3d, train_zero_bubble, train_v or train_fsdp accepts, or
-// train_llama for a name of its models, train_5d for a mixture of experts, or train_muon with
-// --optimizer muon (search.h). It asks the
-// trainer's own layout function for its memory (memory.h) and the simulation of dev/scale/step.h
-// for its time. The trainer's own clock ranks those within 5% of the best again, unless --light
-// leaves that out. A flag of the layout fixes that part of it; --no-v leaves out chunks in a V.
-// bf16. The question and the sentences are in words.h, which the explorer has too.
-#define main trainer_main  // the trainers are compiled in, and never started
+// Tries every layout that the model's trainers accept (search.h):
+//   a mixture of experts        train_5d
+//   a model of train_llama       train_llama
+//   --optimizer muon            train_muon
+//   all others                  train_gpt_3d, train_zero_bubble, train_v and train_fsdp
+// It asks the trainer's own layout function for the memory (memory.h) and the simulation of
+// dev/scale/step.h for the time. The trainer's own clock ranks the layouts within 5% of the best
+// again, unless --light leaves that out. A flag of the layout fixes that part of it; --no-v
+// leaves out chunks in a V. bf16. The question and the sentences are in words.h, which the
+// explorer has too.
+#define main trainer_main  // the trainers are compiled in, for trainer_clock
 #include "train_gpt_3d.cu"
 #include "llmc/zero_bubble.h"
 namespace zero_bubble {
@@ -101,7 +104,7 @@ static void cluster_names(const char *name, char *line, size_t size, char neares
     globfree(&found);
 }
 
-// A file, or a name in dev/clusters.
+// Reads a cluster: a file, or a name in dev/clusters.
 static bool read_cluster(Cluster *cluster, char path[PATH_MAX], const char *name, Error *err) {
     char names[400], nearest[64];
     bool is_path = strchr(name, '/') || strchr(name, '.');
@@ -119,8 +122,9 @@ static bool read_cluster(Cluster *cluster, char path[PATH_MAX], const char *name
 
 // ---- the answer ------------------------------------------------------------------------
 
-// Has the trainer of a layout simulate a step, with ZeRO the second one: the first has no weights
-// to gather. Returns its seconds, 0 if the trainer does not simulate so many stages.
+// Has the trainer of a layout simulate a step. With ZeRO it is the second step, because the first
+// has no weights to gather. Returns its seconds, or 0 if the trainer does not simulate that
+// number of stages.
 static double trainer_clock(const Search *s, const Candidate *x, const char *cluster) {
     char flags[512], model[256], line[1024], *argv[128];
     double seconds = 0;
@@ -162,8 +166,8 @@ static bool clock_is_quick(const Candidate *x, size_t number) {
     return x->run.E == 0 || (number < 3 && x->run.p * x->run.c <= 16);
 }
 
-// Ranks the best layouts, within RANKED of the best one, by the trainer's own clock. The others,
-// and what it does not simulate, keep the light simulation's time.
+// Ranks the best layouts, within RANKED of the best one, by the trainer's own clock. The others
+// keep the light simulation's time, and so do layouts that the clock does not simulate.
 static void rank_by_clock(Search *s, const char *cluster) {
     const double RANKED = 1.05;
     double limit = RANKED * s->best[0].seconds;
@@ -236,7 +240,7 @@ static void print_command(const Search *s, const char *path) {
            path, w->ranks, model, flags);
 }
 
-// The most chunks, not more than now, that the layers and micro-batches of a changed layout
+// Sets the most chunks, not more than now, that the layers and micro-batches of a changed layout
 // divide into.
 static void take_chunks(StepLayout *r) {
     size_t m = step_micros(r);
@@ -247,7 +251,8 @@ static void take_chunks(StepLayout *r) {
 
 static size_t product(const StepLayout *r) { return r->t * r->p * r->d; }
 
-// The best layout under FSDP beside one of a grid, or the reverse, if the wish leaves the choice.
+// Prints the best layout under FSDP beside one of a grid, or the reverse, if the wish leaves the
+// choice.
 static void print_other_kind(const Search *s) {
     Search other;
     memset(&other, 0, sizeof other);
@@ -268,7 +273,7 @@ static void print_other_kind(const Search *s) {
     search_free(&other);
 }
 
-// The best layout with Muon beside one with AdamW, or the reverse.
+// Prints the best layout with Muon beside one with AdamW, or the reverse.
 static void print_other_optimizer(const Search *s) {
     Search other;
     memset(&other, 0, sizeof other);
@@ -281,7 +286,7 @@ static void print_other_optimizer(const Search *s) {
     search_free(&other);
 }
 
-// Prints what the five dimensions of a mixture's layout send, and what c and e are for.
+// Prints the traffic of the five dimensions of a mixture's layout, and the purpose of c and e.
 static void print_dimensions(const Search *s) {
     const Candidate *b = &s->best[0];
     const StepLayout *r = &b->run;

@@ -71,7 +71,7 @@ static inline bool cluster_is_unlike(const Cluster *c) {
     return c->network[NETWORK_ETHERNET][0] > 0;
 }
 
-// Where a layout's groups and messages sit: all that its time has of the order.
+// The places of a layout's groups and messages. Its time depends on the order only through them.
 typedef struct {
     Placement tensor, data, ends;
     double forward, wrapped;  // s of a message to the next stage, and from the last to the first
@@ -145,7 +145,7 @@ static inline int candidate_order(const Candidate *a, const Candidate *b, double
     return stages ? stages : order_number(r->order) - order_number(s->order);
 }
 
-// The faster one; of two that are as fast, the one with the smaller sizes.
+// True if a is faster, or as fast with smaller sizes.
 static inline bool candidate_less(const Candidate *a, const Candidate *b) {
     return candidate_order(a, b, a->seconds, b->seconds) < 0;
 }
@@ -164,7 +164,7 @@ static inline void search_add(Search *s, const Candidate *x) {
     s->all[s->count++].bound = step_bound(s->cluster, &x->run, &s->memo);
 }
 
-// Recomputation, ZeRO and rank order of a layout that the trainer accepts.
+// Tries the kinds of recomputation, ZeRO and rank order of a layout that the trainer accepts.
 static inline void search_variants(Search *s, Candidate x, bool fits,
                                    const bool doubles[ORDER_COUNT]) {
     const Wish *w = &s->wish;
@@ -194,7 +194,7 @@ static inline void search_variants(Search *s, Candidate x, bool fits,
     }
 }
 
-// Schedules, chunks and sequence parallelism of sizes whose product is the number of ranks.
+// Tries schedules, chunks and sequence parallelism of sizes whose product is the number of ranks.
 static inline void search_schedules(Search *s, Candidate x, bool fits,
                                     const bool doubles[ORDER_COUNT]) {
     const Wish *w = &s->wish;
@@ -293,7 +293,7 @@ static inline void search_sharded(Search *s, Candidate x) {
     }
 }
 
-// A layout of the wish without sizes.
+// Returns a layout of the wish without sizes.
 static inline Candidate search_blank(const Search *s, size_t ranks) {
     const Wish *w = &s->wish;
     Candidate x;
@@ -407,8 +407,8 @@ static inline bool search_fits_schedule(Search *s, Candidate x, Schedule schedul
     return false;
 }
 
-// True if a layout of these t, p and d fits: one that needs as little memory as any. Such have
-// the least micro-batch and 1F1B. Where layers are not recomputed, v-half may need less.
+// True if a layout of these t, p and d fits, one that needs as little memory as any. It has the
+// least micro-batch and 1F1B. If layers are not recomputed, v-half may need less.
 static inline bool search_fits_grid(Search *s, Candidate x) {
     const Wish *w = &s->wish;
     StepLayout *r = &x.run;
@@ -540,7 +540,7 @@ static inline void search_keep(Search *s, const Candidate *x) {
     s->best[at] = *x;
 }
 
-// Seconds that a layout must beat to be among the best.
+// Returns the seconds that a layout must beat to be among the best.
 static inline double search_limit(const Search *s) {
     return s->found == SEARCH_BEST ? s->best[SEARCH_BEST - 1].seconds : INFINITY;
 }
@@ -563,7 +563,7 @@ static inline bool search_try(Search *s, Candidate *x) {
     return true;
 }
 
-// One line on a terminal: how many are behind, how many may still win, and how long these take.
+// Prints one line on a terminal: the numbers of layouts done and still open, and the time left.
 static inline void search_report(const Search *s, size_t at, double began, double *last) {
     double now = search_seconds();
     if (!s->progress || now - *last < 0.25) return;
@@ -618,9 +618,9 @@ static inline Candidate candidate_moved(const Candidate *x, size_t from, size_t 
     return y;
 }
 
-// Stages on unlike nodes take unlike times for the same layers, most of all for their gradients.
 // Moves layers away from the stage that is busiest, in the best layouts, as long as the step
-// becomes shorter.
+// becomes shorter. Stages on unlike nodes take unlike times for the same layers, most of all for
+// their gradients.
 static inline void search_stages(Search *s) {
     Candidate before[SEARCH_BEST];
     size_t count = cluster_is_unlike(s->cluster) && !s->wish.stages ? s->found : 0;

@@ -148,7 +148,8 @@ static inline bool read_wish(Wish *w, const char **cluster, bool *json, bool *li
     return true;
 }
 
-// The one layout of a wish that leaves nothing open; zb-auto keeps max_in_flight micro-batches.
+// Returns the one layout of a wish that leaves nothing open; zb-auto keeps max_in_flight
+// micro-batches.
 static inline Candidate wish_candidate(const Search *s, size_t max_in_flight) {
     const Wish *w = &s->wish;
     Candidate x = search_blank(s, w->ranks);
@@ -185,7 +186,7 @@ static inline StepTime simulated(const Search *s, const Candidate *x) {
     return time;
 }
 
-// Flags of the layout for its trainer, into text.
+// Writes the flags of the layout for its trainer into text.
 static inline void layout_flags(char *text, size_t size, const Candidate *x) {
     const StepLayout *r = &x->run;
     int n = r->shard
@@ -209,7 +210,7 @@ static inline void layout_flags(char *text, size_t size, const Candidate *x) {
 #undef FLAG
 }
 
-// Flags of the model and the batch. The sizes that a name gives are left out.
+// Writes the flags of the model and the batch. Leaves out the sizes that a name gives.
 static inline void model_flags(char *text, size_t size, const Wish *w) {
     const LlamaSize *s = llama_size(w->llama);
     const struct { const char *flag; size_t value, named; } sizes[] = {
@@ -224,7 +225,7 @@ static inline void model_flags(char *text, size_t size, const Wish *w) {
     text[n - 1] = 0;
 }
 
-// The numbers of layouts that were refused, are too large, were simulated, or cannot win.
+// Writes the numbers of layouts that were refused, are too large, were simulated, or cannot win.
 static inline void counts_text(const Search *s, char *text, size_t size) {
     size_t all = s->listed + s->refused;
     int n = snprintf(text, size, "%zu layouts: ", all);
@@ -239,8 +240,10 @@ static inline void counts_text(const Search *s, char *text, size_t size) {
         snprintf(text + n, size - (size_t)n, ", %zu cannot be among the best", s->beaten);
 }
 
-// What a rank of the first stage sends in a dimension: t, c and e in the forward of a layer and
-// micro-batch, p to the next stage, d once a step.
+// The traffic of a rank of the first stage in a dimension.
+//   t, c, e  In the forward of a layer and micro-batch.
+//   p        To the next stage.
+//   d        Once a step.
 typedef struct {
     char name;
     size_t size;
@@ -278,8 +281,8 @@ static inline void dimension_costs(const Search *s, const Candidate *x,
     memcpy(costs, all, sizeof all);
 }
 
-// Says how a neighbour of the best layout does: refused, too large, or how much slower and by
-// what.
+// Says how a neighbour of the best layout does: refused, too large, or slower, by how much and
+// why.
 static inline void neighbour_text(const Search *s, Candidate x, char *text, size_t size) {
     Error err;
     StepTime best = simulated(s, &s->best[0]), time;
@@ -390,7 +393,7 @@ static inline void no_layout(const Search *s, char *why, size_t size) {
     }
 }
 
-// Nothing fits: says which layout comes nearest, and which changes would fit.
+// Says, if nothing fits, which layout comes nearest, and which changes would fit.
 static inline void nothing_text(const Search *s, Error *err) {
     if (!s->count && !s->too_large) {
         char why[sizeof(Error)];

@@ -14,7 +14,7 @@ typedef struct {
     unsigned sum[MAX_PARTS];
 } Buffer;
 
-// Part i of the ranks in a set, as "a0+b0".
+// Writes part i of the ranks in a set, as "a0+b0".
 static inline void cell_text(char text[32], unsigned set, int part) {
     size_t n = 0;
     text[0] = 0;
@@ -24,7 +24,7 @@ static inline void cell_text(char text[32], unsigned set, int part) {
     }
 }
 
-// whole: the set that a finished cell holds.
+// Draws a rank's buffer. whole: the set that a finished cell holds.
 static inline void draw_buffer(FILE *out, double x, double y, Buffer b, int parts, unsigned whole) {
     char text[32];
     for (int i = 0; i < parts; i++) {
@@ -43,7 +43,7 @@ static inline void draw_ranks(FILE *out, int ranks) {
         svg_text(out, 20, TOP + r * ROW + 22, FIGURE_TEXT, 700, "start", SVG_INK, "rank %d", r);
 }
 
-// The two messages between two ranks that stand at column x.
+// Draws the two messages between two ranks at column x.
 static inline void draw_exchange(FILE *out, double x, const char *down, const char *up) {
     double y0 = TOP + CELL_H / 2.0, y1 = y0 + ROW;
     if (*down) {
@@ -113,8 +113,8 @@ static inline void draw_send_receive(FILE *out) {
                    "n bytes, once. The sender keeps its copy.", columns, 2, messages, 1);
 }
 
-// The parts that one rank of a ring holds, without their numbers; the one that it sends next is
-// outlined.
+// Draws the parts that one rank of a ring holds, without their numbers. The part that it sends
+// next is outlined.
 static inline void draw_ring_rank(FILE *out, double x, double y, double w, Buffer b, int k,
                                   int sent) {
     for (int i = 0; i < k; i++) {
@@ -132,8 +132,8 @@ static inline void draw_ring_rank(FILE *out, double x, double y, double w, Buffe
             x + sent * w + 2, y + 2, w - 4, CELL_H - 4, FIGURE_VIOLET);
 }
 
-// Three ranks in a ring: in each step every rank sends one part to the next one. k - 1 steps add
-// up, k - 1 hand round.
+// Draws three ranks in a ring: in each step every rank sends one part to the next one. k - 1
+// steps add up, k - 1 hand round.
 static inline void draw_ring(FILE *out) {
     enum { K = 3, STEPS = 2 * (K - 1), RING_ROW = 56 };
     Buffer ranks[K], before[K];

@@ -1,5 +1,5 @@
-// draw_dispatch.h: dispatch and combine of a mixture of experts: the tokens of two ranks visit
-// the experts of both, each expert has two places for the tokens of a rank, and one token finds
+// draw_dispatch.h: dispatch and combine of a mixture of experts. The tokens of two ranks visit
+// the experts of both. Each expert has two places for the tokens of a rank, and one token finds
 // none.
 #ifndef LLMC_DRAW_DISPATCH_H
 #define LLMC_DRAW_DISPATCH_H

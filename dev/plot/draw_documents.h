@@ -9,7 +9,7 @@
 
 enum { DOCUMENTS_T = 64, DOCUMENTS_CELL = 5, DOCUMENTS_LONG = 4096, DOCUMENTS_SAMPLES = 50 };
 
-// The pairs of a query and a key in each step on each rank, and what they come to.
+// The pairs of a query and a key in each step on each rank, and their sums.
 typedef struct {
     double work[CONTEXT_RANKS][CONTEXT_RANKS];  // [step][rank]
     double slowest;  // sum over the steps of the rank with most

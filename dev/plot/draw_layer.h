@@ -1,5 +1,5 @@
-// draw_layer.h: one transformer layer on a tensor rank, without and with sequence parallelism:
-// layer_forward of train_gpt_tp.cu, with shapes and collectives on the arrows.
+// draw_layer.h: one transformer layer on a tensor rank, without and with sequence parallelism.
+// It is layer_forward of train_gpt_tp.cu, with shapes and collectives on the arrows.
 #ifndef LLMC_DRAW_LAYER_H
 #define LLMC_DRAW_LAYER_H
 
@@ -30,7 +30,7 @@ static const LayerStep LAYER_STEPS[] = {
     {"+ bias + residual2", false, {"out (N, C)", "out (N/t, C)"}, 0},
 };
 
-// f or g as a box across the arrow, with its collective forward and backward.
+// Draws f or g as a box across the arrow, with its collective forward and backward.
 static inline void draw_operator(FILE *out, double x, double y, double w, char op, bool sp) {
     static const char *const calls[2][2][2] = {
         // forward, backward

@@ -1,5 +1,5 @@
 // draw_muon.h: which data rank owns which matrix under train_muon, and when the matrices of two
-// layers travel. The owners are those of llmc/model_muon.h; the times are round.
+// layers travel. llmc/model_muon.h gives the owners; the times are round.
 #ifndef LLMC_DRAW_MUON_H
 #define LLMC_DRAW_MUON_H
 

@@ -11,7 +11,7 @@ enum { NETWORKS_NODE = 8, NETWORKS_NODES = 8, NETWORKS_RANKS = NETWORKS_NODE * N
 static const char *const NETWORKS_NAMES[] = {"InfiniBand", "RoCE", "Ethernet", "NVLink"};
 static const char *const NETWORKS_COLORS[] = {"#1f6fb5", "#2f8f63", "#b8431a", "#6b3fa0"};
 
-// Half of the nodes have InfiniBand, the others RoCE.
+// Returns a cluster in which half of the nodes have InfiniBand, the others RoCE.
 static inline Cluster networks_cluster(void) {
     Cluster c;
     memset(&c, 0, sizeof c);
@@ -20,8 +20,8 @@ static inline Cluster networks_cluster(void) {
     return c;
 }
 
-// Returns the position in NETWORKS_NAMES of the network of a group of rank `rank`, a letter of
-// grid_group, with t = 4, d = 8, p = 2; stores its ranks.
+// Returns the position in NETWORKS_NAMES of the network of a group of rank `rank`. The group is
+// a letter of grid_group, with t = 4, d = 8, p = 2. Stores its ranks.
 static inline int networks_of(const Cluster *c, const char *order, size_t rank, char group,
                               size_t *ranks, size_t *count) {
     Grid g = {0, 0, 4, 8, 2, 0, 0, 0, ""};

@@ -1,7 +1,8 @@
-// draw_shards.h: when the data ranks of train_data and of train_fsdp communicate: two steps of
-// the first, and one step of the second with the windows in which weights and gradients of a
-// layer stay, and the end of a step of replicas. Drawn by the rules of these lessons (which stream
-// an operation uses, and what it waits for) with round durations; no run is behind them.
+// draw_shards.h: the communication of the data ranks of train_data and train_fsdp. It draws two
+// steps of the first, and one step of the second with the windows in which weights and gradients
+// of a layer stay. Then the end of a step of replicas. The drawing follows the rules of these
+// lessons: the stream of an operation, and the operations that it waits for. Durations are round;
+// no run is behind them.
 #ifndef LLMC_DRAW_SHARDS_H
 #define LLMC_DRAW_SHARDS_H
 
@@ -18,8 +19,8 @@ typedef struct {
     double compute, data;  // when the two streams are free
 } ShardsDrawing;
 
-// Draws a box of a row from one time to another. format: what it says, one or two characters
-// where it is short.
+// Draws a box of a row from one time to another. format: its text, one or two characters in a
+// short box.
 __attribute__((format(printf, 6, 7))) static inline void shards_box(const ShardsDrawing *d,
                                                                     int row, double from,
                                                                     double to, const char *fill,
@@ -52,7 +53,7 @@ static inline void shards_rows(const ShardsDrawing *d, int count, const char *co
                      names[row]);
 }
 
-// Two steps of 4 layers. The buckets of embeddings and ln_f are left out.
+// Draws two steps of 4 layers. Leaves out the buckets of embeddings and ln_f.
 static inline void draw_lesson_data(FILE *out) {
     enum { L = 4 };
     static const char *const names[] = {"compute", "data stream"};
@@ -92,7 +93,7 @@ static inline void shards_leave(const ShardsDrawing *d, const ShardsWindow *w, d
         shards_box(d, w->row, w->since, until, SHARDS_COLORS[w->layer], "%c%d", name, w->layer);
 }
 
-// One step of one micro-batch and 6 layers with --shard 3.
+// Draws one step of one micro-batch and 6 layers with --shard 3.
 static inline void draw_lesson_fsdp(FILE *out) {
     enum { L = SHARDS_LAYERS };
     static const char *const names[] = {"compute",   "data stream", "weights 0",
@@ -141,8 +142,8 @@ static inline void draw_lesson_fsdp(FILE *out) {
     svg_end(out);
 }
 
-// The backward of the last of several micro-batches and the update, with --replicas: the shards'
-// sums across nodes begin as soon as a shard is complete.
+// Draws the backward of the last of several micro-batches and the update, with --replicas. The
+// shards' sums across nodes begin as soon as a shard is complete.
 static inline void draw_lesson_hsdp(FILE *out) {
     enum { L = SHARDS_LAYERS, CELL = 30 };
     static const char *const names[] = {"compute", "within a node", "across nodes"};
@@ -150,7 +151,7 @@ static inline void draw_lesson_hsdp(FILE *out) {
     double gathered[L], empty[2] = {0, 0}, across = 0;
     figure_begin(out, 660, 392, "train_fsdp --replicas 2: 2 nodes of 4 ranks");
 
-    // Who holds what: a rank's cell is its quarter of the model.
+    // The shards: a rank's cell is its quarter of the model.
     for (int node = 0; node < 2; node++)
         for (int i = 0; i < 4; i++) {
             double x = SHARDS_LEFT + i * (CELL + 100), y = 62 + 62 * node;

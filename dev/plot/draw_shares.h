@@ -9,9 +9,9 @@ enum { SHARES_C = 8, SHARES_T = 2, SHARES_NH = 4, SHARES_CELL = 8 };
 
 static const char *const SHARES_COLORS[SHARES_T] = {FIGURE_SHARE, FIGURE_TOKENS};
 
-// Draws a matrix of cells at (x, y). The rank of a cell comes from its column if it is cut by
-// columns, else from its row: `period` columns or rows in a row are shared out over the ranks,
-// then the next ones (q, k and v are three).
+// Draws a matrix of cells at (x, y). A cell's column gives its rank if the matrix is cut by
+// columns, else its row. The ranks share `period` columns or rows, then the next `period` ones
+// (q, k and v are three).
 static inline void draw_shares_matrix(FILE *out, double x, double y, int rows, int columns,
                                       bool by_columns, int period) {
     for (int row = 0; row < rows; row++) {

@@ -36,8 +36,8 @@ static inline void draw_event(FILE *out, double x1, double y1, double x2, double
     FIGURE_LABEL(out, (x1 + x2) / 2 + 7, (y1 + y2) / 2 + 5, "start", FIGURE_ORANGE, "%s", name);
 }
 
-// The MLP's half of layer_backward. Widths follow the FLOPs of the GEMMs; the others are as wide
-// as their names.
+// Draws the MLP's half of layer_backward. Widths follow the FLOPs of the GEMMs; the others are as
+// wide as their names.
 static inline void draw_backward_streams(FILE *out) {
     enum { GATHER, FCPROJ_X, FCPROJ_W, FCPROJ_B, GELU, FC_X, FC_W, WAIT, NORM, COUNT };
     static const Work compute[COUNT] = {

@@ -1,5 +1,5 @@
-// draw_vocabulary.h: the loss of one token on two tensor ranks: what each computes from its
-// logits, and the three numbers that travel. The numbers are computed as
+// draw_vocabulary.h: the loss of one token on two tensor ranks: each rank's results from
+// its logits, and the three numbers that travel. Computes them as
 // llmc/kernels/classifier.cuh does.
 #ifndef LLMC_DRAW_VOCABULARY_H
 #define LLMC_DRAW_VOCABULARY_H

@@ -1,6 +1,6 @@
 // experts.c: draws how the tokens of a training run fell on the experts, from the --log of
-// train_moe: for each layer the share of the choices that each expert got (a line each; dashed:
-// equal shares) and the share that was dropped (dotted).
+// train_moe. For each layer it draws the share of the choices that each expert got (a line
+// each; dashed: equal shares). A dotted line is the share that was dropped.
 //
 //   experts [--title TEXT] [--out FILE.svg] LOG.jsonl
 #include <cjson/cJSON.h>
@@ -94,8 +94,8 @@ static size_t read_log(const char *path, Layer layers[MAX_LAYERS], Error *err) {
     return count;
 }
 
-// A line through the shares of one expert, or a dotted one through the share that was dropped
-// (expert < 0).
+// Draws a line through the shares of one expert, or a dotted one through the share that was
+// dropped (expert < 0).
 static void draw_share(FILE *out, const Layer *layer, int expert, double x, double y, double w,
                        double h, double top, const char *color) {
     const Row *first = &layer->rows[0], *last = &layer->rows[layer->count - 1];

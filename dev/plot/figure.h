@@ -19,7 +19,7 @@ enum {
     FIGURE_SMALL = 13
 }; // pixels; the drawings are at most 880 wide, which GitHub shows as they are
 
-// A box with one line of text in its middle; an empty text leaves it empty.
+// Draws a box with one line of text in its middle; an empty text leaves it empty.
 __attribute__((format(printf, 7, 8))) static inline void figure_box(FILE *out, double x, double y,
                                                                     double w, double h,
                                                                     const char *fill,
@@ -34,7 +34,7 @@ __attribute__((format(printf, 7, 8))) static inline void figure_box(FILE *out, d
         svg_text(out, x + w / 2, y + h / 2 + 5, FIGURE_TEXT, 400, "middle", SVG_INK, "%s", text);
 }
 
-// An arrow; dashed ones are events, solid ones data.
+// Draws an arrow. Dashed ones are events, solid ones data.
 static inline void figure_arrow(FILE *out, double x1, double y1, double x2, double y2,
                                 const char *color, bool dashed) {
     double length = hypot(x2 - x1, y2 - y1), ux = (x2 - x1) / length, uy = (y2 - y1) / length;

@@ -1,7 +1,8 @@
-// figures.c: draws the pictures of doc/ that come from no run: the collectives, a layer on a
-// tensor rank, the shares of tensor ranks, the loss in parts, backward's streams, the pipeline's
-// deadlock, bucket 0, the ring of context parallelism (with documents too), dispatch of experts,
-// the streams of two lessons, networks of unlike nodes.
+// figures.c: draws the pictures of doc/ that come from no run:
+//   - the collectives, a layer on a tensor rank, the shares of tensor ranks;
+//   - the loss in parts, backward's streams, the pipeline's deadlock, bucket 0;
+//   - the ring of context parallelism (with documents too), dispatch of experts;
+//   - the streams of two lessons, networks of unlike nodes.
 //
 //   figures FOLDER      writes FOLDER/NAME.svg for each of them
 #include "dev/plot/draw_buckets.h"

@@ -1,6 +1,6 @@
-// loss.c: draws the losses of one or more --log files as an SVG: training loss (thin as logged,
-// thick smoothed) and validation loss (dots) over steps. With --text it prints those of one file
-// as lines of text.
+// loss.c: draws the losses of one or more --log files over steps, as an SVG. Training loss is a
+// thin line as logged and a thick one smoothed, and validation loss has dots. With --text it
+// prints one file's losses as lines of text.
 //
 //   loss [--title TEXT] [--smooth STEPS] [--width PIXELS] [--out FILE.svg] [LABEL=]LOG.jsonl ...
 //   loss --text [--out FILE.svg] LOG.jsonl
@@ -52,8 +52,8 @@ static double finite_number(const cJSON *line, const char *name) {
     return cJSON_IsNumber(item) && fabs(item->valuedouble) < 1e15 ? item->valuedouble : NAN;
 }
 
-// argument: [LABEL=]PATH. A line that is not JSON (the last one of a run that was killed) is left
-// out.
+// Reads a log. argument: [LABEL=]PATH. Leaves out a line that is not JSON (the last one of a run
+// that was killed).
 static bool read_run(const char *argument, Run *run, Error *err) {
     const char *equals = strchr(argument, '='), *path = equals ? equals + 1 : argument;
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
@@ -98,7 +98,7 @@ static double place_y(const Axes *a, double loss) {
 // many behind it as there are: the end of the curve is a mean, too.
 static size_t reach_before(size_t i, size_t smooth) { return i < smooth / 2 ? i : smooth / 2; }
 
-// smooth: the mean of that many points around each one; 1 draws them as they are.
+// Draws a curve. smooth: the mean of that many points around each one; 1 draws them as they are.
 static void draw_curve(FILE *out, const Axes *a, const Curve *curve, const char *color,
                        double width, double opacity, size_t smooth) {
     fprintf(out,

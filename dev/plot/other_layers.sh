@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# other_layers.sh BUILD FOLDER: draws the losses of doc/lab/architectures.md: 100 steps of each
-# layer with 4 and 24 layers, on doc/experiments/pages.txt, a text that stays as it is.
+# other_layers.sh BUILD FOLDER: draws the losses of doc/lab/architectures.md. It runs 100 steps
+# of each layer with 4 and 24 layers, on doc/experiments/pages.txt, a text that stays as it is.
 # dev/test/run_experiments.sh has built the patched trainers.
 set -eu
 case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac

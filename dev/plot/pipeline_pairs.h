@@ -1,4 +1,4 @@
-// pipeline_pairs.h: times of dualpipe-v as DeepSeek counts them: a forward and the backward that
+// pipeline_pairs.h: times of dualpipe-v as DeepSeek counts them. A forward and the backward that
 // follows it in the other chunk overlap, and take the time of a pair together.
 //
 // defines: pairs_walk

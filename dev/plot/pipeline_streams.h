@@ -12,8 +12,8 @@
 
 #include "llmc/pipeline_lists.h"
 
-// A stage's streams: compute, then for each kind of message one that receives and one that sends;
-// in a V for each kind and chunk, of which a stage has two.
+// A stage's streams: one for compute, then two for each kind of message. One of these receives
+// and one sends. In a V a stage has two chunks, and these two for each kind and chunk.
 enum { STREAM_COMPUTE, STREAM_RECEIVE = 1, STREAM_SEND = 2, PORTS = 4, STREAM_COUNT = 9 };
 enum { WAIT_INPUT, WAIT_SENT, WAIT_FREE, WAIT_COMPUTED, WAIT_COUNT };
 
@@ -166,8 +166,8 @@ static inline void machine_compute(Machine *mc, int stage, const StreamOp *op) {
 }
 
 // Runs the operation at the head of a stream if it can. A message runs from its receiving end,
-// when both ends are ready: the sender's head must be a send to this stage, on the stream that
-// belongs to the same link.
+// when both ends are ready. The sender's head must be a send to this stage, on the stream of the
+// same link.
 static inline bool machine_advance(Machine *mc, int stage, int stream_index) {
     Stream *stream = &mc->streams[stage * STREAM_COUNT + stream_index];
     if (stream->next == stream->count) return false;

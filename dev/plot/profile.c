@@ -1,5 +1,5 @@
-// profile.c: prints where the training steps of a --trace file spend their time, a row per rank,
-// and with --out draws it as an SVG, a stacked bar per rank.
+// profile.c: prints the parts of the training steps of a --trace file and their time, a row per
+// rank. With --out draws them as an SVG, a stacked bar per rank.
 //
 //   profile [--skip N] [--title TEXT] [--width PIXELS] [--out FILE.svg] TRACE.json
 //
@@ -24,7 +24,8 @@ static const struct {
     {"other idle", "#d5dce4", "#43505c"},
 };
 
-// One bar with the percentages of its parts inside, with as many digits as there is room for.
+// Draws one bar with the percentages of its parts inside, with as many digits as there is room
+// for.
 static void draw_bar(FILE *out, const StepProfile *p, double y, double height, double scale,
                      double right) {
     double x = LEFT, end = LEFT;

@@ -1,5 +1,7 @@
-// ring_cells.h: what each rank of a ring computes in a step, in pairs of chunks, by the pairs of
-// the trainer (llmc/host/context.h): for the picture of doc/course/7-context.md and the explorer.
+// ring_cells.h: the work of each rank of a ring in a step, in pairs of chunks. It comes from
+// the trainer's own pairs (llmc/host/context.h). The picture of doc/course/7-context.md and the
+// explorer use it.
+// it.
 //
 // defines: RingCells, ring_cells
 #ifndef LLMC_RING_CELLS_H
@@ -9,8 +11,8 @@
 
 enum { RING_CELLS_RANKS = 16, RING_CELLS = 2 * RING_CELLS_RANKS, RING_NOBODY = -1 };
 
-// rank[q][k]: the rank that attends from chunk q to chunk k in this step, or RING_NOBODY. work:
-// pairs of chunks of each rank; one on the diagonal is half.
+//   rank[q][k]  The rank that attends from chunk q to chunk k in this step, or RING_NOBODY.
+//   work        Pairs of chunks of each rank. A pair on the diagonal is half.
 typedef struct {
     double work[RING_CELLS_RANKS];
     int rank[RING_CELLS][RING_CELLS];

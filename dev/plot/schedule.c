@@ -1,5 +1,5 @@
-// schedule.c: a playground for pipeline schedules: proves a list of steps or refuses it with the
-// reason, and prints its time and memory in virtual time.
+// schedule.c: a playground for pipeline schedules. Proves a list of steps or refuses it with the
+// reason. Prints its time and memory in virtual time.
 //
 //   schedule [flags] 'F0 F1 B0 B1; F0 B0 F1 B1'     a list, one line (or ;) for each stage
 //   schedule [flags] doc/schedules/zb-h1.txt        the same from a file
@@ -62,7 +62,7 @@ static bool parse_request(int argc, char **argv, Request *r) {
     return good && (r->table ? optind == argc : optind + 1 == argc);
 }
 
-// The lists that the request names: a schedule's name, a file, or a list itself.
+// Makes the lists that the request names: a schedule's name, a file, or a list itself.
 static bool make_lists(const Request *r, PipelineLists *l, Error *err) {
     memset(l, 0, sizeof *l);
     for (int s = 0; s < SCHEDULE_COUNT; s++) {
@@ -124,8 +124,8 @@ static void print_report(const PipelineLists *l, const PipelineRun *run) {
 
 // ---- the table -------------------------------------------------------------------------
 
-// A column of the tables. The formula is the bubble over the ideal time, as a multiple of
-// (p-1)/m: 1, 1/v, or zb-h1's (F+B-W)/(F+B+W); 0: there is none.
+// A column of the tables. formula: the text of the formula for the bubble over the ideal time,
+// or NULL if there is none. It is a multiple of (p-1)/m: 1, 1/v, or zb-h1's (F+B-W)/(F+B+W).
 typedef struct {
     const char *name, *formula;
     Schedule schedule;
@@ -142,9 +142,9 @@ static const TableColumn columns[] = {
 };
 enum { COLUMNS = sizeof columns / sizeof *columns };
 
-// Prints the bubble of all stages, which wait for each other at the end, or with `alone` of the
-// stage that takes longest from its own first step to its own last. A chunk of v has 1/v of a
-// stage's work.
+// Prints the bubble of all stages, which wait for each other at the end. With `alone` it takes
+// only the stage with the longest time from its own first step to its own last. A chunk of v has
+// 1/v of a stage's work.
 static bool table_cell(const TableColumn *column, int p, int m, const double *cost, bool alone,
                        Error *err) {
     PipelineTimes stage = {{cost[0], cost[1], cost[2]}, 0, NULL}, chunk = stage;

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# schedules.sh BUILD FOLDER: draws the pictures of the schedules: one step of 4 stages and 8
-# micro-batches on the virtual clock of a laptop for each stage, all in one scale. The same source
-# gives the same picture on every machine.
+# schedules.sh BUILD FOLDER: draws the pictures of the schedules, all in one scale. Each is one
+# step of 4 stages and 8 micro-batches on the virtual clock, with a laptop for each stage. The
+# same source gives the same picture on every machine.
 set -eu
 case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac
 build=$1 out=$2

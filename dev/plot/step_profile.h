@@ -1,32 +1,32 @@
 // step_profile.h: the parts of a training step, from the trace events of all ranks: compute,
 // optimizer, exposed communication by kind, other idle time, and the measured pipeline bubble.
 //
-// defines: ProfilePart, StepProfile, profile_part_name, profile_steps, profile_bubble,
-//          profile_mean, profile_slowest, profile_print
-//
 // Track 0 of a rank is its compute stream. Work on the other tracks (communication streams) costs
 // a step nothing unless the compute stream waits for it, so the profile reads track 0 alone. Its
 // spans nest: a backward holds a blocking all-reduce, a forward holds its wait for a neighbour.
 //
-// For one rank and one step:
+// Each instant of a step belongs to the innermost span around it. So for one rank and one step:
 //   step      = end of the last span - start of the first span, on track 0
-//   each instant of the step belongs to the innermost span around it, so
-//   step      = compute + optimizer + tensor + pipeline + data + other
+//             = compute + optimizer + tensor + pipeline + data + other
 //   compute   = forward, loss, backward, weight, less the spans inside them
 //   tensor    = all-reduce, reduce-scatter, all-gather on the compute stream, and "wait tensor"
 //   pipeline  = "wait pipeline" (and send or recv, should they run on the compute stream)
 //   data      = "wait data"
-//   other     = no span, or a span of another kind
+//   other     = no span, or a span of another kind.
+//
 // The bubble is measured as pipeline papers draw it, between the first and the last work on
 // micro-batches:
 //   phase     = last end - first start of a forward, loss, backward or weight step of ANY rank in
 //             this step
 //   own       = the same of this rank alone
 //   bubble    = phase - own + (pipeline + other inside own)
-//   ideal     = phase - bubble
+//   ideal     = phase - bubble.
 // Schedules promise that bubble / ideal is (p-1)/m, or (p-1)/(v m) interleaved. The bubble
-// overlaps with the parts above, and ranks that wait for the slowest of their replicas count as
-// idle in it.
+// overlaps with the parts above. Ranks that wait for the slowest of their replicas count as idle
+// in it.
+//
+// defines: ProfilePart, StepProfile, profile_part_name, profile_steps, profile_bubble,
+//          profile_mean, profile_slowest, profile_print
 #ifndef DEV_PLOT_STEP_PROFILE_H
 #define DEV_PLOT_STEP_PROFILE_H
 

@@ -28,7 +28,7 @@ static inline bool plot_integer(const char *text, long lowest, long highest, lon
     return *text && !*end && errno == 0 && *value >= lowest && *value <= highest;
 }
 
-// True when the whole text is so many numbers from 0 to 1000000, with commas between them.
+// True if the whole text is `count` numbers from 0 to 1000000, with commas between them.
 static inline bool plot_numbers(const char *text, long count, double *values) {
     char *end;
     for (long i = 0; i < count; i++, text = end + 1) {
@@ -40,8 +40,8 @@ static inline bool plot_numbers(const char *text, long count, double *values) {
     return true;
 }
 
-// A flag of a program, and the place of its value: a bool that it sets, a text, a long from lowest
-// to highest, or `lowest` doubles.
+// A flag of a program, and the place of its value. The value is a bool that the flag sets, a text,
+// a long from lowest to highest, or `lowest` doubles.
 typedef enum { PLOT_SWITCH, PLOT_TEXT, PLOT_INTEGER, PLOT_NUMBERS } PlotKind;
 typedef struct {
     const char *name;
@@ -77,7 +77,7 @@ static inline bool plot_flags(const char *program, int argc, char **argv, const 
     return true;
 }
 
-// Two names of one file?
+// True if two names are of one file.
 static inline bool same_file_on_disk(const char *a, const char *b) {
     struct stat x, y;
     return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
@@ -139,7 +139,7 @@ static inline void svg_escaped(FILE *out, const char *text) {
     }
 }
 
-// title: the picture's name for a browser and a screen reader.
+// Begins a picture. title: its name for a browser and a screen reader.
 static inline void svg_begin(FILE *out, double width, double height, const char *title) {
     fprintf(out,
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%g\" height=\"%g\" viewBox=\"0 0 "
@@ -152,7 +152,7 @@ static inline void svg_begin(FILE *out, double width, double height, const char 
 
 static inline void svg_end(FILE *out) { fprintf(out, "</svg>\n"); }
 
-// stroke: a colour or NULL
+// Draws a rectangle. stroke: a colour or NULL.
 static inline void svg_rect(FILE *out, double x, double y, double w, double h, const char *fill,
                             const char *stroke) {
     fprintf(out, "<rect x=\"%.2f\" y=\"%.2f\" width=\"%.2f\" height=\"%.2f\" fill=\"%s\"", x, y,
@@ -169,7 +169,7 @@ static inline void svg_line(FILE *out, double x1, double y1, double x2, double y
             x1, y1, x2, y2, stroke, width);
 }
 
-// anchor: "start", "middle" or "end"; weight 400 or 700. y is the baseline.
+// Writes a text. anchor: "start", "middle" or "end"; weight 400 or 700. y is the baseline.
 __attribute__((format(printf, 8, 9))) static inline void svg_text(FILE *out, double x, double y,
                                                                   double size, int weight,
                                                                   const char *anchor,
@@ -188,12 +188,12 @@ __attribute__((format(printf, 8, 9))) static inline void svg_text(FILE *out, dou
     fputs("</text>\n", out);
 }
 
-// Width in pixels that a text of this size takes, roughly.
+// Returns the width in pixels that a text of this size takes, roughly.
 static inline double svg_text_width(const char *text, double size) {
     return 0.56 * size * (double)strlen(text);
 }
 
-// The colour between a and b (0xRRGGBB), written as #rrggbb into out[8].
+// Writes the colour between a and b (0xRRGGBB) as #rrggbb into out[8].
 static inline const char *svg_mix(unsigned a, unsigned b, double t, char out[8]) {
     unsigned mixed = 0;
     for (int shift = 0; shift <= 16; shift += 8) {
@@ -204,7 +204,7 @@ static inline const char *svg_mix(unsigned a, unsigned b, double t, char out[8])
     return out;
 }
 
-// A step of 1, 2 or 5 times a power of ten that cuts range into about `parts`.
+// Returns a step of 1, 2 or 5 times a power of ten that cuts range into about `parts`.
 static inline double svg_axis_step(double range, int parts) {
     double raw = range / parts, power = pow(10, floor(log10(raw))), lead = raw / power;
     return power * (lead <= 1.001 ? 1 : lead <= 2.001 ? 2 : lead <= 5.001 ? 5 : 10);

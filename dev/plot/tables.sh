@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # tables.sh check|write [BUILD] [NAME...]: the tables and outputs of README.md, doc/, dev/scale and
 # dev/results that come from commands. A table stands between the lines `<!-- table NAME -->` and
-# `<!-- end -->`; table_NAME below prints it. `check` compares the page with the command's output,
-# `write` puts the output there. BUILD (build/cpu-fp32) holds the trainers, the folder next to it
-# the bf16 ones. Without names: all tables that take seconds. `all`: also the slow tables of `make
-# doc`.
+# `<!-- end -->`. The function table_NAME below prints it. `check` compares the page with the
+# command's output, `write` puts the output there. BUILD (build/cpu-fp32) holds the trainers, the
+# folder next to it the bf16 ones. Without names: all tables that take seconds. `all`: also the slow
+# tables of `make doc`.
 set -u
 case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/../.." || exit 1
@@ -402,8 +402,8 @@ long_run() {
         --micro-batch 1 --steps 1 $3" 2>/dev/null
 }
 
-# --recompute rest beside layer: seconds of a step and GiB, and what DistFlashAttn's Table 5 has for
-# the same change.
+# Compares --recompute rest with layer: seconds of a step and GiB, beside the ratio for the same
+# change in DistFlashAttn's Table 5.
 table_lesson_context_recompute() {
     local seq published how seconds='' gib=''
     echo '| tokens | on a GPU | `layer`, s | GiB | `rest`, s | GiB | `layer` / `rest` | LightSeq |'
@@ -429,7 +429,7 @@ table_lesson_context_recompute() {
 ROWS
 }
 
-# The longest sequence of which a step fits, in units of 4096 tokens, and tokens a second then.
+# The longest sequence, in units of 4096 tokens, whose step fits, and its tokens a second.
 table_lesson_context_longest() {
     local heads trainer flags how least most middle base=
     echo '| heads | a sequence is on | flags | longest, K tokens | times | tokens/s |'
@@ -461,8 +461,8 @@ table_lesson_context_longest() {
 ROWS
 }
 
-# What fits an A100 of 80 GB with 8 of a 7B model's 32 layers: the longest sequence in units of 1024
-# tokens, and the most sequences of 4096; a step then.
+# The largest sizes that fit an A100 of 80 GB with 8 of a 7B model's 32 layers. These are the
+# longest sequence in units of 1024 tokens, and the most sequences of 4096. Then a step of each.
 table_lesson_offload_longest() {
     local trainer flags sizes least most middle row
     local head='s a step | MFU % | share | host, GiB'
@@ -854,7 +854,8 @@ commands() {
         '$0 == begin { on = 1 } on && /^```$/ { exit } on && !/^(<!--|```)/' doc/*/*.md
 }
 
-# Runs them, but for those that build or change a file, with the programs of $build.
+# Runs the page's commands with the programs of $build. Leaves out commands that build or change a
+# file.
 printed() {
     mkdir -p build
     commands "$1" | grep -vE '^(make|sed -i|git checkout) ' |

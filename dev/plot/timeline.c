@@ -1,13 +1,14 @@
 // timeline.c: draws one training step of a --trace file as an SVG like the figures of the
-// pipeline papers: a row per rank, a box per forward, backward and weight step with its
-// micro-batch, and the measured bubble beside the formula of 1F1B, which has no weight steps.
+// pipeline papers. It has a row per rank, and a box per forward, backward and weight step with
+// its micro-batch. The measured bubble stands beside the formula of 1F1B, which has no weight
+// steps.
 //
 //   timeline [--step N] [--pipeline P] [--title TEXT] [--width PIXELS] [--retime]
 //            [--costs F,B,W] [--out FILE.svg] TRACE.json
 //
-// --retime keeps what ran where and in which order, and replaces when: every step takes the mean
-// of its kind, or with --costs what is given there for a forward, an input half and a weight
-// half; messages take nothing. That is the picture to look at when ranks shared cores.
+// --retime keeps the place and the order of all steps and replaces their times. Every step takes
+// the mean of its kind. With --costs it takes the given time of a forward, an input half and a
+// weight half. Messages take nothing. Use this picture when ranks shared cores.
 #include <cjson/cJSON.h>
 #include <limits.h>
 
@@ -76,7 +77,7 @@ typedef struct {
     bool lanes[LANE_COUNT];
 } Timeline;
 
-// Rank, then start, then the longer one first, so that what lies inside is drawn over it.
+// Orders by rank, then start, the longer first, so that inner spans are drawn over outer ones.
 static int compare_events(const void *a, const void *b) {
     const TraceEvent *x = a, *y = b;
     if (x->rank != y->rank) return x->rank < y->rank ? -1 : 1;
@@ -257,7 +258,7 @@ static void legend_entry(FILE *out, Legend *l, const char *fill, const char *tex
     l->x += width;
 }
 
-// note: a sentence behind the others.
+// Draws the legend. note: a sentence behind the others.
 static void draw_legend(FILE *out, const Timeline *t, double y, double width, const char *note) {
     Legend l = {LEFT, y, width - 10};
     for (size_t k = 0; k <= sizeof styles / sizeof styles[0]; k++) {
@@ -281,7 +282,7 @@ static void draw_legend(FILE *out, const Timeline *t, double y, double width, co
              note);
 }
 
-// how: the replaced durations, in words, or NULL if all were measured.
+// Draws the picture. how: the replaced durations, in words, or NULL if all were measured.
 static void draw(FILE *out, const Timeline *t, const char *title, double width, const char *how) {
     char note[96] = "", busiest[64] = "", sizes[96];
     if (t->bubble - t->busiest >= 0.0005) {

@@ -40,8 +40,8 @@ static inline const char *tool_flag(const char *text, char name[64]) {
     return at + 2 + length;
 }
 
-// Answers --help, -h and --version, and refuses a flag that the usage does not name (or begin a
-// name with) by the one that it may mean. Does not return then.
+// Answers --help, -h and --version. Refuses a flag if the usage has no flag of that name, or with
+// that beginning, and proposes the nearest. Does not return in these cases.
 static inline void tool_begin(int argc, char **argv, const char *usage) {
     char names[64][64];
     const char *pointers[64], *slash = strrchr(argv[0], '/'),

@@ -18,7 +18,7 @@ static inline double trace_number(const cJSON *object, const char *name, double 
     return cJSON_IsNumber(item) && isfinite(item->valuedouble) ? item->valuedouble : missing;
 }
 
-// A number from 0 to below limit, else -1.
+// Returns a number from 0 to below limit, else -1.
 static inline long trace_index(const cJSON *object, const char *name, double limit) {
     double x = trace_number(object, name, -1);
     return x >= 0 && x < limit ? (long)x : -1;

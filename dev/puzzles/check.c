@@ -1,11 +1,11 @@
 // check.c: checks an answer to a puzzle: `check PUZZLE COPY PROGRAMS [--exact] [--level N]`.
 // PUZZLE is its folder in dev/puzzles, COPY the learner's folder, PROGRAMS the folder of the built
-// trainers. Runs the levels of PUZZLE/check.txt (README.md has its format), prints what it finds,
-// and ends with a line `stars N of M`. Stops behind the first level that fails. Exit code 0: all
-// stars, 1: not all.
+// trainers. Runs the levels of PUZZLE/check.txt (README.md has its format), prints its findings,
+// and ends with a line `stars N of M`. Stops behind the first level that fails. The exit code is 0
+// with all stars, else 1.
 //
-// dev/test/run_puzzles.sh asks for more: with --exact a budget must be the number that the answer
-// has, and --level N runs that level alone, up to its first line that is wrong.
+// dev/test/run_puzzles.sh makes stricter calls. With --exact a budget must equal the answer's own
+// number. --level N runs that level alone, up to its first line that is wrong.
 #define _GNU_SOURCE
 #define TIME_LIMIT 60
 #include "dev/test/compare_runs.h"
@@ -177,11 +177,11 @@ static void fixture_reference(Fixture *f, const int *tokens, const char *model,
     reference_free(&ref);
 }
 
-// golden: 4 layers, 4 heads, 32 channels, vocabulary 61, 8 sequences of 24 tokens.
-// wide: 2 layers, 8 heads and a vocabulary of 200, of which of 2 and 4 tensor ranks each has a
-// part; the last of 8 has padding alone.
-// large: golden with scores so large that exp() overflows unless it is shifted.
-// ramp: golden while the batch grows: its steps have half of the largest batch's sequences.
+//   golden  4 layers, 4 heads, 32 channels, vocabulary 61, 8 sequences of 24 tokens.
+//   wide    2 layers, 8 heads and a vocabulary of 200. Of 2 and 4 tensor ranks each has a part of
+//           it. The last of 8 ranks has padding alone.
+//   large   Golden with scores so large that exp() overflows unless it is shifted.
+//   ramp    Golden while the batch grows. Its steps have half of the largest batch's sequences.
 static Fixture *fixture_make(Puzzle *p, const char *name) {
     Fixture *f = NULL;
     for (size_t i = 0; i < sizeof fixtures / sizeof *fixtures; i++) {
@@ -236,7 +236,7 @@ typedef struct {
     int ranks;
 } RunLine;
 
-// What a run's numbers say.
+// The result of a run.
 typedef struct {
     bool ended;              // with exit code 0, all steps and all tensors
     char why[2048];          // else: its message
@@ -384,7 +384,7 @@ static bool fits(const Puzzle *p, const Fixture *f, const Tensors *got, size_t f
     return sqrt(rest / square) < 1e-4 * fabs(*factor);
 }
 
-// Notes if a wrong gradient is that of the first or of the last micro-batch alone.
+// Notes if a wrong gradient equals the gradient of the first or of the last micro-batch alone.
 static void note_micro_batch(const Puzzle *p, const RunLine *r, const Tensors *got, Found *x) {
     const char *micro = strstr(r->flags, "--micro-batch ");
     size_t size = micro ? strtoul(micro + 14, NULL, 10) : 2;
@@ -457,7 +457,7 @@ static void print_row(const char *left, const char *format, ...) {
     va_end(values);
 }
 
-// One line for a wrong run.
+// Writes one line for a wrong run.
 static void summary_of(char *out, size_t size, const Found *x, double bound) {
     if (!x->ended) {
         print_to(out, size, "wrong: %s", x->why);
@@ -471,7 +471,7 @@ static void summary_of(char *out, size_t size, const Found *x, double bound) {
     print_to(out + used, size - used, ", %zu of %zu gradients wrong", x->wrong, x->total);
 }
 
-// Prints the kinds of tensors that are right or wrong, whichever are fewer.
+// Prints the kinds of tensors that are right or the kinds that are wrong, the shorter list.
 static void print_kinds(const Found *x, const Tensors *want) {
     char kinds[256][MAX_NAME];
     size_t count = 0, wrong[256] = {0}, all[256] = {0}, wrong_kinds = 0, right_kinds = 0;
@@ -645,7 +645,7 @@ static void name_run(char *out, size_t size, const Puzzle *p, const RunLine *r) 
              r->flags);
 }
 
-// Runs a line under each of its environments: NAME=random:1..6 stands for six. Prints a row.
+// Runs a line under each of its environments. NAME=random:1..6 is six environments. Prints a row.
 // Returns true if all are right; else *found has the first wrong one.
 static bool check_run_line(const Puzzle *p, RunLine *r, Found *found) {
     char left[ARG_BYTES + 200], summary[4096], env[ARG_BYTES + 64], wrong_env[ARG_BYTES + 64] = "";
@@ -697,7 +697,8 @@ static bool check_run_line(const Puzzle *p, RunLine *r, Found *found) {
     return false;
 }
 
-// resume FIXTURE RANKS FLAGS -> RANKS FLAGS: a checkpoint behind step 2 goes on in another layout.
+// resume FIXTURE RANKS FLAGS -> RANKS FLAGS: continues a checkpoint behind step 2 in another
+// layout.
 static bool check_resume(const Puzzle *p, RunLine *r, char *then) {
     RunLine second = *r;
     Fixture *f = r->fixture;
@@ -762,7 +763,7 @@ static bool check_host(const Puzzle *p, char *text) {
     return ok;
 }
 
-// What a budget counts, as its line in check.txt says.
+// The counts and limits of a budget, from its line in check.txt.
 typedef struct {
     const char *kind, *group, *operation, *name;
     double value, calls;  // the budget
@@ -864,8 +865,8 @@ static bool within_budget(const Puzzle *p, const Budget *b, const char *what, do
     return ok;
 }
 
-// clock MS, column NAME PERCENT, memory NAME MIB: [+N%] : [PROGRAM] RANKS FLAGS, and
-// traffic GROUP OPERATION CALLS BYTES : FIXTURE [PROGRAM] RANKS FLAGS.
+// Checks a budget. kind and line: clock MS, column NAME PERCENT, memory NAME MIB: [+N%] :
+// [PROGRAM] RANKS FLAGS, and traffic GROUP OPERATION CALLS BYTES : FIXTURE [PROGRAM] RANKS FLAGS.
 static bool check_budget(Puzzle *p, const char *kind, char *line) {
     static Budget b;
     memset(&b, 0, sizeof b);

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # detective.sh open|answer|hint|give-up|list [N] [AT]: the detective cases. A case is a trainer
-# with one planted bug. dev/puzzles/dN-NAME has the bug as a patch of the real file, and the case's
-# page, text.md. `open` builds the suspect, puzzles/dN/suspect, and deletes its source. An answer
-# is a place in the real files, FILE:LINE. puzzles/progress has a line for each case:
+# with one planted bug. Its folder dev/puzzles/dN-NAME has the bug as a patch of the real file, and
+# the page text.md. `open` builds the suspect, puzzles/dN/suspect, and deletes its source. An
+# answer is a place in the real files, FILE:LINE. puzzles/progress has a line for each case:
 #
 #     d1 stars=2 tries=2 today=2026-11-27:2 hints=1 closed=found
 set -eu

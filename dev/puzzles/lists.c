@@ -1,14 +1,14 @@
-// lists.c: checks the lists and the slots of a copy of llmc/pipeline.h, without a trainer: for
-// puzzles 9 to 11; and a list that a person wrote, for puzzle 19. A run prints one line and takes
-// part of a second. COPY is the learner's folder.
+// lists.c: checks the lists and the slots of a copy of llmc/pipeline.h, without a trainer, for
+// puzzles 9 to 11. For puzzle 19 it checks a list that a person wrote. A run prints one line and
+// takes part of a second. COPY is the learner's folder.
 //
-//   lists COPY 1f1b|interleaved|slots right     every list can be executed, and no slot is shared
-//   lists COPY 1f1b|interleaved|slots budget    and takes no more time and memory than it must
-//   lists COPY FILE right P M                   the list of COPY/FILE can be executed
-//   lists COPY FILE holds P M LIMIT             and no stage holds more than LIMIT micro-batches
-//   lists COPY FILE ends P M TIME               and a step takes at most TIME, with F = B = W = 1
+//   lists COPY 1f1b|interleaved|slots right     Every list can be executed, and no slot is shared.
+//   lists COPY 1f1b|interleaved|slots budget    They take no more time and memory than they must.
+//   lists COPY FILE right P M                   The list of COPY/FILE can be executed.
+//   lists COPY FILE holds P M LIMIT             No stage holds more than LIMIT micro-batches.
+//   lists COPY FILE ends P M TIME               A step takes at most TIME, with F = B = W = 1.
 //
-// Exit code 0: it holds. 1: the line says what does not.
+// The exit code is 0 if it holds. If it is 1, the line says why.
 #include <stdio.h>
 
 #include "llmc/zero_bubble.h"
@@ -20,14 +20,14 @@ enum { ROOM = 8 };
 
 static const PipelineTimes EQUAL = {{1, 1, 1}, 0, NULL};
 
-// A schedule and its sizes. group: not a schedule, but all forwards and then all backwards of
-// `group` micro-batches, again and again, so that several slots are free at once.
+// A schedule and its sizes. With `group` it is no schedule: all forwards and then all backwards of
+// `group` micro-batches alternate. So several slots are free at once.
 typedef struct {
     Schedule schedule;
     int p, m, v, group;
 } Case;
 
-// Prints the sizes of a case and what is wrong with it. Returns false.
+// Prints the sizes of a case and its error. Returns false.
 static bool wrong(const Case *c, const char *text) {
     if (c->group) printf("all forwards, then all backwards of %d micro-batches", c->group);
     else printf("%s", pipeline_schedule_name(c->schedule));
@@ -83,7 +83,7 @@ static size_t most_in_flight(const PipelineLists *l, int stage) {
     return most;
 }
 
-// The least that a stage can hold without losing time.
+// Returns the least that a stage can hold without losing time.
 static size_t fewest_in_flight(const Case *c, int stage) {
     size_t pairs = (size_t)c->m * c->v, ahead = (size_t)(c->p - stage - 1);
     size_t held = c->schedule == SCHEDULE_1F1B ? ahead + 1 : 2 * ahead + (c->v - 1) * c->p + 1;

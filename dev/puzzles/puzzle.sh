@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# puzzle.sh list | begin N | check N | hint N | diff N | give-up N | again N: what `make puzzles`
-# and `make puzzle... N=5` do. The learner edits a copy in puzzles/, which git ignores, and
+# puzzle.sh list | begin N | check N | hint N | diff N | give-up N | again N: the commands behind
+# `make puzzles` and `make puzzle... N=5`. The learner edits a copy in puzzles/, which git ignores.
 # puzzles/progress has a line for each puzzle. README.md beside this file has a puzzle's format.
-# For those who write puzzles: puzzle.sh record N NAME makes NAME.patch of the copy, and refresh
+# Authors of puzzles use two more: puzzle.sh record N NAME makes NAME.patch of the copy, and refresh
 # makes all patches again after the real files have changed.
 set -u
 case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac
@@ -292,7 +292,7 @@ again() {
     begin
 }
 
-# ---- for those who write puzzles -----------------------------------------------------------------
+# ---- for authors of puzzles ----------------------------------------------------------------------
 
 # record N NAME: the copy's difference from the real files.
 record() {

@@ -1,18 +1,19 @@
-// bubbles.c: how much of a step the stages of a pipeline idle, under every schedule: by the
-// trainer's own clock, beside the formulas, or beside what Zero Bubble Pipeline Parallelism (Qi
-// et al., ICLR 2024) publishes. Tables in Markdown.
+// bubbles.c: the idle time of the stages of a pipeline as a share of a step, under every
+// schedule, by the trainer's own clock. It stands beside the formulas, or beside the published
+// values of Zero Bubble Pipeline Parallelism (Qi et al., ICLR 2024). Prints tables in Markdown.
 //
 //   bubbles formulas|paper BUILD CLUSTER.json [ROWS]
 //   bubbles v            lists with chunks in a V, on the paper's times; no trainer runs
 //
-// BUILD is a folder with train_gpt_3d and train_zero_bubble: they simulate a step of each row and
-// write a trace. dev/plot/step_profile.h finds in it when each stage worked. ROWS: only those
-// with this p, or of this model.
+// BUILD is a folder with train_gpt_3d and train_zero_bubble. They simulate a step of each row and
+// write a trace. dev/plot/step_profile.h finds each stage's work in it. ROWS: only the rows with
+// this p, or of this model.
 //
-// A bubble is given as the paper gives it, as a share of time, (cost - work) / cost. "All
-// stages": cost runs from the first start to the last end of any stage, and work is the mean of
-// the stages. "One stage": the stage that takes longest from its own first start to its own last
-// end, alone; that is the paper's cost.
+// As in the paper, a bubble is a share of time, (cost - work) / cost:
+//   All stages  The cost runs from the first start to the last end of any stage, and work is the
+//               mean of the stages.
+//   One stage   The stage that takes longest from its own first start to its own last end, alone.
+//               This is the paper's cost.
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -83,7 +84,7 @@ static bool run(const Bench *b, const Model *x, int p, int m, How how, Error *er
     return (out && pclose(out) == 0) || error_set(err, "%.400s failed: %s", command, said);
 }
 
-// The shortest step of each kind on one rank: it did not wait.
+// Stores the shortest step of each kind on one rank: it did not wait.
 static void shortest(const TraceList *list, int rank, double *step) {
     static const char *const kinds[3] = {"forward", "backward", "weight"};
     for (int kind = 0; kind < 3; kind++) {
@@ -192,7 +193,7 @@ static const struct {
       {256, {13.52, 6.24, 5.94, 5.94, 0.18}, {10.402, 10.248, 7.698, 0.460}}}},
 };
 
-// The rate of one stage when the lists run on the paper's times, by the small machine of
+// Returns the rate of one stage when the lists run on the paper's times, by the small machine of
 // build/tools/schedule.
 static double of_list(const Model *x, const Published *row, How how) {
     int v = how.v ? how.v : x->layers;

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# calibrate.sh FOLDER DATA: measures what dev/clusters/laptop.json says of one rank with one thread
-# on this machine, and writes build/laptop.json. It trains FOLDER-profile/train_gpt (`make
-# PROFILE=1`) at two shapes and divides what that prints: of each class of kernels the bytes, the
-# FLOPs and the time. Then it predicts five other shapes and prints the error of each. `calibrate.sh
-# check FOLDER DATA` only predicts, with dev/clusters/laptop.json or CLUSTER=FILE.
+# calibrate.sh FOLDER DATA: measures the constants of dev/clusters/laptop.json, for one rank with
+# one thread on this machine, and writes build/laptop.json. It trains FOLDER-profile/train_gpt
+# (`make PROFILE=1`) at two shapes. The constants are ratios of the printed bytes, FLOPs and times
+# of each class of kernels. Then it predicts five other shapes and prints the error of each.
+# `calibrate.sh check FOLDER DATA` only predicts, with dev/clusters/laptop.json or CLUSTER=FILE.
 # CALIBRATE_RUN='chrt -f 50' runs it undisturbed on a busy machine.
 set -eu
 case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac

@@ -7,8 +7,8 @@
 //          head_operations
 //
 // Letters as in the trainers: B, T, N = B*T tokens, Nl of a rank under sequence parallelism, C
-// channels, A = C/t of this rank's heads, F of its hidden units. "bytes" must move once: an
-// activation has 2, a dropout mask 1.
+// channels. A = C/t are the channels of this rank's heads, and F its hidden units. "bytes" must
+// move once: an activation has 2, a dropout mask 1.
 #ifndef DEV_SCALE_LAYER_H
 #define DEV_SCALE_LAYER_H
 
@@ -34,7 +34,7 @@ static inline void ops_add(OpList *list, const char *name, TimePart part, double
     list->op[list->count++] = op;
 }
 
-// Sum of all, and into by_part[TIME_PARTS] (which may be NULL) of each group.
+// Returns the sum of all, and stores each group's in by_part[TIME_PARTS] (or NULL).
 static inline double ops_seconds(const OpList *list, double *by_part) {
     double sum = 0;
     for (size_t i = 0; i < list->count; i++) {
@@ -77,7 +77,7 @@ typedef struct {
     double ring[3];             // s of a step of the ring: with keys, and gradients, and both
 } LayerShape;
 
-// What a step of the ring carries.
+// The message of a step of the ring.
 enum { RING_KEYS, RING_GRADIENTS, RING_BOTH };
 
 // True if the layer has experts; if several ranks share its sequences. With PLAN_WITHOUT_EXPERTS
@@ -102,16 +102,16 @@ static inline size_t layer_qkv(const LayerShape *s) {
     return layer_heads(s) + 2 * layer_head(s) * (s->KV ? s->KV : s->NH) / s->t;
 }
 
-// Hidden units of a rank; of experts those of each.
+// Returns the hidden units of a rank, or with experts of each of its experts.
 static inline size_t layer_hidden(const LayerShape *s) { return (s->F ? s->F : 4 * s->C) / s->t; }
 
-// Bytes of q and k of a rank, which RoPE reads and writes in a model without biases.
+// Returns the bytes of q and k of a rank, which RoPE reads and writes in a model without biases.
 static inline double layer_rope_bytes(const LayerShape *s) {
     double heads = (double)(s->KV ? s->NH + s->KV : 0) * (double)layer_head(s) / (double)s->t;
     return 2 * LAYER_WIDTH * (double)(s->B * s->T) * heads;
 }
 
-// GEMMs, memory-bound kernels and a shape's collectives.
+// Add GEMMs, memory-bound kernels and a shape's collectives.
 static inline void ops_gemm(OpList *o, const Cluster *c, const char *name, size_t M, size_t N,
                             size_t K) {
     ops_add(o, name, TIME_GEMM, cost_gemm(c, M, N, K, LAYER_WIDTH));
@@ -127,7 +127,7 @@ static inline double layer_collective(const Cluster *c, const LayerShape *s, Col
     return cost_collective(c, kind, bytes, s->tensor);
 }
 
-// Operator f in forward: nothing, or the all-gather of sequence parallelism. Operator g:
+// Adds operator f in forward: nothing, or the all-gather of sequence parallelism. Operator g:
 // all-reduce or reduce-scatter.
 static inline void ops_f_forward(OpList *o, const Cluster *c, const LayerShape *s) {
     if (s->sequence_parallel)
@@ -176,8 +176,9 @@ static inline void ops_linear_backward(OpList *o, const Cluster *c, const LayerS
     if (s->add) ops_memory(o, c, "add gradient", c->elementwise_efficiency, added);
 }
 
-// A residual and the layernorm behind it over `values` bytes. Fused, one kernel reads the two
-// summands and writes their sum and its layernorm; else a second one reads the sum again.
+// Returns the seconds of a residual and the layernorm behind it over `values` bytes. If they are
+// fused, one kernel reads the two summands and writes their sum and its layernorm. Otherwise a
+// second one reads the sum again.
 static inline double cost_residual_layernorm(const Cluster *c, double values, double elements) {
     double mask = c->dropout * elements;
     if (c->fused_forward) return cost_memory(c, c->layernorm_forward_efficiency, 4 * values + mask);
@@ -185,9 +186,9 @@ static inline double cost_residual_layernorm(const Cluster *c, double values, do
            cost_memory(c, c->layernorm_forward_efficiency, 2 * values);
 }
 
-// A layernorm's backward over `values` bytes. Fused, one kernel reads gradient and input and
-// writes a gradient; else a second one reads the first two again, for the gradients of the
-// weights.
+// Returns the seconds of a layernorm's backward over `values` bytes. If it is fused, one kernel
+// reads gradient and input and writes a gradient. Otherwise a second one reads the first two
+// again, for the gradients of the weights.
 static inline double cost_layernorm_backward(const Cluster *c, double values) {
     return cost_memory(c, c->layernorm_backward_efficiency, (c->fused_backward ? 3 : 5) * values);
 }
@@ -203,9 +204,9 @@ static inline double cost_residual_backward(const Cluster *c, double values, dou
 }
 
 // Adds attention among c ranks. Each step of the ring has as many scores as the causal half of a
-// rank's own, and takes as long as its message if that is longer. Forward merges its results in
-// fp32. Backward adds up gradients of keys, which follow their keys one step behind, and come home
-// in a step of their own.
+// rank's own. It takes as long as its message if that is longer. Forward merges its results in
+// fp32. Backward adds up gradients of keys, which follow their keys one step behind. They come
+// home in a step of their own.
 static inline void ops_ring(OpList *o, const Cluster *c, const LayerShape *s, bool backward) {
     double e = LAYER_WIDTH, N = (double)(s->B * s->T), A = (double)layer_heads(s);
     double K2 = (double)layer_qkv(s) - A, share = c->elementwise_efficiency;
@@ -231,7 +232,7 @@ static inline void ops_ring(OpList *o, const Cluster *c, const LayerShape *s, bo
     if (backward) ops_memory(o, c, "ring copy", share, (4 + e) * N * K2);
 }
 
-// Attention within a window costs what that of shorter sequences with as many scores does.
+// Adds attention. A window costs as much as shorter sequences with the same number of scores.
 static inline void ops_attention(OpList *o, const Cluster *c, const LayerShape *s, bool backward) {
     double W = (double)s->window;
     size_t T = s->T;
@@ -389,8 +390,8 @@ static inline void layer_recomputes(OpList *o, const Cluster *c, const LayerShap
         ops_attention(o, c, s, false);
 }
 
-// Lists the gathers of the weights' half under sequence parallelism: for MLP and attention the
-// gradient behind them, which the input's half has gathered as well, and the input X.
+// Lists the gathers of the weights' half under sequence parallelism. MLP and attention each gather
+// the gradient behind them, which the input's half has gathered as well, and the input X.
 static inline void layer_weight_gathers(OpList *o, const Cluster *c, const LayerShape *s) {
     o->count = 0;
     for (int half = 0; half < 2; half++) {
@@ -411,8 +412,8 @@ static inline void layer_operations(OpList *o, const Cluster *c, const LayerShap
     ops_layer_backward(o, c, s);
 }
 
-// Lookup of tokens and positions with dropout; backward: a scatter into the gradient of this
-// rank's part of wte.
+// Adds the lookup of tokens and positions with dropout. backward: a scatter into the gradient of
+// this rank's part of wte.
 static inline void embedding_operations(OpList *o, const Cluster *c, const LayerShape *s,
                                         bool backward) {
     double e = LAYER_WIDTH, table = (double)(s->vocabulary / s->t) * (double)s->C;
@@ -431,7 +432,7 @@ static inline void embedding_operations(OpList *o, const Cluster *c, const Layer
     ops_g_forward(o, c, s);
 }
 
-// Last layernorm, logits, loss. Backward: its two GEMMs. Megatron recomputes none of it.
+// Adds the last layernorm, logits, loss. Backward: its two GEMMs. Megatron recomputes none of it.
 static inline void head_operations(OpList *o, const Cluster *c, const LayerShape *s,
                                    bool backward) {
     size_t N = s->B * s->T, V = s->vocabulary / s->t;

@@ -1,18 +1,19 @@
 #!/usr/bin/env bash
 # moe.sh predict|table [BUILD] [ID...]: published steps of mixtures of experts (rows_moe.csv),
 # simulated by train_5d of BUILD (build/cpu-bf16) on eos-2025.json. `predict` runs the rows and
-# prints CSV; `table` puts predicted_moe.csv beside the published numbers, in Markdown.
+# prints CSV. `table` puts predicted_moe.csv beside the published numbers, in Markdown.
 #
 # Each row is run as it was published, with --capacity 1 (Megatron's pad to capacity), sequence
-# parallelism and ZeRO-1. Where the source is silent, the micro-batch is one sequence, each chunk is
-# one layer, and as little is recomputed as fits.
+# parallelism and ZeRO-1. If the source says nothing else, the micro-batch is one sequence, each
+# chunk is one layer, and as little is recomputed as fits.
 set -eu
 case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/../.."
 mode=${1:-table} build=${2:-build/cpu-bf16}
 shift $(($# < 2 ? $# : 2))
 
-# simulate: one row on its standard input: seconds, MFU in percent and what is recomputed.
+# simulate: reads one row from its standard input. Prints seconds, MFU in percent and the value of
+# --recompute.
 simulate() {
     local id source gpus L C NH KV F E k V T G b t c e p v recompute metric value note
     IFS=, read -r id source gpus L C NH KV F E k V T G b t c e p v recompute metric value note

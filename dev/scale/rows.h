@@ -46,8 +46,8 @@ static inline const char *row_field(char **header, size_t columns, char **fields
     return "";
 }
 
-// A whole number up to 2^20, so that no product of three passes 2^64, or 0 where the text is
-// none.
+// Returns a whole number up to 2^20, so that no product of three passes 2^64. Returns 0 if
+// the text is none.
 static inline size_t row_number(const char *text) {
     char *end;
     unsigned long x = strtoul(text, &end, 10);

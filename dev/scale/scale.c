@@ -4,14 +4,17 @@
 //   ROWS.csv...
 //         CLUSTER.json:PREFIX,...
 //
-// Each row that has a full layout, and whose id begins with a prefix, is predicted for the
-// cluster named with it, by the light simulation of step.h; a row without one is reported. Every
-// third row of a group is held out, the first included, every second one of MPT's and vTrain's,
-// and all of some groups: --fit, which seeks the values of the named constants that make the mean
-// absolute error least, does not see these. --csv writes the predictions to a file. --set tries a
-// value; --parts shows where the time goes. --trainers has the trainers in a folder simulate each
-// row that their flags can say, and compares it with the light simulation of the same software:
-// see trainer.h.
+// A row belongs to the cluster whose prefix its id begins with. The light simulation of step.h
+// predicts it. A row without a full layout is only reported.
+//
+//   --fit       Seeks the values of the named constants with the least mean absolute error. It does
+//               not see the rows that are held out: every third row of a group, the first included,
+//               every second one of MPT's and vTrain's, and all of some groups.
+//   --csv       Writes the predictions to a file.
+//   --set       Tries a value.
+//   --parts     Shows the parts of the time.
+//   --trainers  Has the trainers in a folder simulate each row that their flags can say. Compares
+//               it with the light simulation of the same software: see trainer.h.
 #include "dev/plot/tool.h"
 #include "dev/scale/rows.h"
 #include "dev/scale/step.h"
@@ -102,8 +105,8 @@ static double predict(Point *points, size_t count, bool held_out, Error *err) {
     return sum;
 }
 
-// Returns the seconds by a model of one parameter: FLOPs with recomputation (PTD-P, section 5.1)
-// at 158.5 TFLOP/s of each A100, and the pipeline's bubble. 0 on other devices.
+// Returns the seconds by a model of one parameter, 158.5 TFLOP/s of each A100. It has FLOPs with
+// recomputation (PTD-P, section 5.1), and the pipeline's bubble. 0 on other devices.
 static double trivial_seconds(const Point *x) {
     const StepLayout *r = &x->row->run;
     if (x->cluster->sms != 108) return 0;
@@ -164,7 +167,7 @@ static bool beyond(Clusters *all, const char *key, size_t length, double before)
     return before <= 1 && now > 1;
 }
 
-// Coordinate descent, by factors that shrink from 10% to 0.1%, the same for all clusters.
+// Fits by coordinate descent, by factors that shrink from 10% to 0.1%, the same for all clusters.
 static bool fit(Clusters *all, const char *keys, Point *points, size_t count, Error *err) {
     double best = fit_error(points, count, err);
     for (double step = 0.1; best >= 0 && step > 0.001;) {
@@ -207,7 +210,7 @@ static bool set(Clusters *all, const char *text, Error *err) {
     return true;
 }
 
-// CLUSTER.json:PREFIX,PREFIX
+// Opens the cluster of CLUSTER.json:PREFIX,PREFIX.
 static bool open_cluster(Clusters *all, const char *text, Error *err) {
     const char *colon = strrchr(text, ':');
     if (!colon || all->count == CLUSTERS_MAX)
@@ -218,7 +221,7 @@ static bool open_cluster(Clusters *all, const char *text, Error *err) {
     return cluster_read(&all->cluster[all->count++], path, err);
 }
 
-// The constants whose source says that they were fitted or chosen, rather than taken from
+// Prints the constants whose source says that they were fitted or chosen, rather than taken from
 // elsewhere.
 static void print_fitted(const Clusters *all) {
     Error err;
@@ -243,7 +246,7 @@ static void print_fitted(const Clusters *all) {
     }
 }
 
-// The points of the table: each row with the first cluster that names it.
+// Makes the points of the table: each row with the first cluster that names it.
 static size_t choose(const Clusters *all, Row *rows, size_t row_count, Point *points) {
     size_t count = 0, seen[GROUPS + 1] = {0};
     for (size_t i = 0; i < row_count; i++) {

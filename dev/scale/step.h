@@ -112,7 +112,7 @@ static inline Placement placement_stride(const Cluster *c, size_t first, size_t 
     return place;
 }
 
-// The layout's grid, at the first stage of the data rank for which the job waits, as in the
+// Returns the layout's grid, at the first stage of the data rank for which the job waits, as in the
 // trainer's simulation.
 static inline Grid step_grid(const Cluster *c, const StepLayout *r) {
     Grid g = {0, 0, r->t, r->d, r->p, 0, 0, 0, ""};
@@ -123,7 +123,8 @@ static inline Grid step_grid(const Cluster *c, const StepLayout *r) {
     return g;
 }
 
-// The placement of one group of that rank's at a stage: 't' tensor, 'd' data, 'e' the two ends.
+// Returns the placement of one group of that rank at a stage: 't' tensor, 'd' data, 'e' the two
+// ends.
 static inline Placement step_group(const Cluster *c, const Grid *g, size_t stage, char group) {
     size_t d = group == 'd' ? 0 : g->d_rank,
            first = (size_t)grid_rank_at(g, 0, d, group == 'e' ? 0 : stage);
@@ -214,8 +215,8 @@ typedef struct {
     size_t size;
 } StepMemo;
 
-// Returns the seconds of the messages of one group, in the order of the peers: those that leave the
-// node share one way, all others another.
+// Returns the seconds of the messages of one group, in the order of the peers. Messages that leave
+// the node share one way, all others another.
 static inline double step_messages(const Cluster *c, const Grid *g, size_t from, const size_t *to,
                                    size_t count, double bytes) {
     double ways[2] = {0}, latency = 0, seconds = 0;
@@ -232,8 +233,8 @@ static inline double step_messages(const Cluster *c, const Grid *g, size_t from,
     return seconds;
 }
 
-// Sets what a layer's experts and its ring send, at a stage: of the e and of the c neighbours among
-// the data ranks that the grid's rank is one of.
+// Sets the traffic of a layer's experts and of its ring, at a stage. The grid's rank has e and c
+// neighbours among the data ranks.
 static inline void step_neighbours(const Cluster *c, const StepLayout *r, const Grid *g,
                                    size_t stage, LayerShape *s) {
     size_t here = (size_t)grid_rank_at(g, 0, g->d_rank, stage), cut = step_context(r), count = 0;
@@ -399,7 +400,8 @@ static inline ChunkCost step_chunk_cost(const Cluster *c, const StepLayout *r, c
     return cost;
 }
 
-// Parameters of a layer's matrices, in units of C^2: 12 in GPT-2. Experts have none here.
+// Returns the parameters of a layer's matrices, in units of C^2: 12 in GPT-2. Experts have none
+// here.
 static inline double step_matrices(const StepLayout *r) {
     double heads = r->KV ? (double)r->KV / (double)r->NH : 1,
            wide = r->HS ? (double)(r->HS * r->NH) / (double)r->C : 1,
@@ -408,7 +410,7 @@ static inline double step_matrices(const StepLayout *r) {
     return (2 + 2 * heads) * wide + (2 + r->gate) * hidden;
 }
 
-// Parameters of an expert.
+// Returns the parameters of an expert.
 static inline double step_expert(const StepLayout *r) {
     return 3 * (double)r->C * (double)r->F;
 }
@@ -421,15 +423,15 @@ static inline double step_layers(const StepLayout *r, size_t stage) {
     return sum;
 }
 
-// Parameters of experts that a rank of the stage holds.
+// Returns the parameters of experts that a rank of the stage holds.
 static inline double step_experts(const StepLayout *r, size_t stage) {
     if (!step_mixes(r)) return 0;
     double held = (double)(r->E / r->e) / (double)r->t;
     return step_layers(r, stage) * held * step_expert(r);
 }
 
-// Parameters that a rank of the stage holds: matrices and vectors of its layers but experts, the
-// embeddings at both ends, which are one in a V.
+// Returns the parameters that a rank of the stage holds, without experts. These are matrices and
+// vectors of its layers, and the embeddings at both ends, which are one in a V.
 static inline double step_parameters(const StepLayout *r, size_t stage) {
     double C = (double)r->C, t = (double)r->t, matrices = step_matrices(r);
     double layer = matrices * C * C / t + 7 * C / t + 6 * C + (double)r->E * C;
@@ -517,8 +519,8 @@ static inline void step_walk(StepMachine *x) {
     free(next);
 }
 
-// Returns the seconds of Muon on a matrix of m x n, m <= n: five steps of Newton-Schulz, and around
-// them the momentum, the norm in two kernels, the division by it, and the update.
+// Returns the seconds of Muon on a matrix of m x n, m <= n. It has five steps of Newton-Schulz.
+// Around them are the momentum, the norm in two kernels, the division by it, and the update.
 static inline double step_orthogonal(const Cluster *c, size_t m, size_t n) {
     double e = LAYER_WIDTH, share = c->elementwise_efficiency;
     double square = (double)(m * m), all = (double)(m * n);
@@ -593,16 +595,16 @@ static inline void step_data(const Cluster *c, const StepLayout *r, const Grid *
     *update = cost_memory(c, c->optimizer_efficiency, c->optimizer_bytes * owned);
 }
 
-// Returns the seconds of `all` that hide behind a chunk's step of so many. Of a mixture, whose
-// weights are many for its compute, all chunks but one have p such steps to hide behind.
+// Returns how many of the `all` seconds hide behind a chunk's step. A mixture has many weights for
+// its compute. There all chunks but one have p such steps to hide behind.
 static inline double step_hides(const StepLayout *r, double all, double step) {
     double others = step_mixes(r) ? (double)(r->v - 1) : 0, part = all / (others + 1);
     return fmin(part, step) + others * fmin(part, (double)r->p * step);
 }
 
-// Sums over data ranks, over the two uses of the embedding, and the update. All stages wait for
-// the gradient norm. With overlap the sums hide behind a chunk's last backward, and the gathering
-// of weights behind its next first forward; Muon's also behind the update of later layers.
+// Sums over data ranks, over the two uses of the embedding, and the update. All stages wait for the
+// gradient norm. With overlap the sums hide behind a chunk's last backward, and the gathering of
+// weights behind its next first forward. Muon's also hides behind the update of later layers.
 static inline double step_end(StepMachine *x) {
     const Cluster *c = x->c;
     const StepLayout *r = x->r;
@@ -673,7 +675,7 @@ static inline double step_bound(const Cluster *c, const StepLayout *r, StepMemo 
     return most + c->host_step;
 }
 
-// Bytes of a message of one tensor rank to the next stage.
+// Returns the bytes of a message of one tensor rank to the next stage.
 static inline double step_message(const StepLayout *r) {
     double whole = 2.0 * (double)(r->micro_batch * step_tokens(r)) * (double)r->C;
     return r->sequence_parallel || (r->scatter_gather && r->t > 1) ? whole / (double)r->t : whole;
@@ -688,14 +690,14 @@ static inline double step_send(const Cluster *c, const StepLayout *r, const Grid
     return cost_send(c, step_message(r), from, to, between);
 }
 
-// FSDP: a rank keeps 1/s of each layer, of s ranks that share a copy of the model. The next
-// layer's weights are gathered beside a layer, in forward and, with r->shard 3, again in backward;
-// behind a layer's backward its gradients are reduced and scattered. One communicator carries
-// these in the order of their calls: the scatter of a layer, then the gather of the layer two
-// behind it. Embeddings and the last layernorm are gathered once a step, and reduced at its end.
-// Behind the last micro-batch another communicator sums each shard over the replicas. In backward
-// a scatter that a gather follows slows no compute here. This is fitted to the trainers' clock,
-// which it meets within 0.5% on 13 published runs; it is not derived from the clock's rule.
+// FSDP: a rank keeps 1/s of each layer, and s ranks share a copy of the model. The next layer's
+// weights are gathered beside a layer, in forward and, with r->shard 3, again in backward. Behind a
+// layer's backward its gradients are reduced and scattered. One communicator carries these in the
+// order of their calls: the scatter of a layer, then the gather of the layer two behind it.
+// Embeddings and the last layernorm are gathered once a step, and reduced at its end. Behind the
+// last micro-batch another communicator sums each shard over the replicas. In backward a scatter
+// that a gather follows slows no compute here. This rule is fitted to the trainers' clock, not
+// derived from it. It meets the clock within 0.5% on 13 published runs.
 static inline void step_sharded(const Cluster *c, const StepLayout *r, size_t m, StepTime *out) {
     Grid g = step_grid(c, r);
     StepPieces pieces[1];
@@ -755,7 +757,7 @@ static inline void step_sharded(const Cluster *c, const StepLayout *r, size_t m,
     for (int n = 0; n < TIME_PARTS; n++) out->seconds += part[n];
 }
 
-// The step's time, or an error where the layout is none.
+// Stores the step's time, or returns an error if the layout is none.
 static inline bool step_simulate(const Cluster *c, const StepLayout *r, StepTime *out, Error *err) {
     if (!step_check(r, err)) return false;
     size_t chunks = r->p * r->v, m = step_micros(r);

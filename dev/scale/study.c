@@ -1,6 +1,6 @@
 // study.c: simulates the trade-offs of PTD-P (Narayanan et al. 2021), section 5. Draws figures 11
-// to 18, with lines for the model of step.h and dots for published runs. Also shows how far the
-// number of GPUs can grow at a constant batch.
+// to 18, with lines for the model of step.h and dots for published runs. Also shows the limit of
+// growing the number of GPUs at a constant batch.
 //
 //   study ROWS.csv FOLDER          draws FOLDER/study-*.svg
 //   study --table ROWS.csv         prints dev/scale/README.md's table of figures and of growth
@@ -30,7 +30,8 @@ typedef struct {
 
 // ---- values ----------------------------------------------------------------------------
 
-// TFLOP/s of a GPU, by the formula of PTD-P's section 3.5, which counts a full recomputation.
+// Returns the TFLOP/s of a GPU, by the formula of PTD-P's section 3.5, which counts a full
+// recomputation.
 static double teraflops(const StepLayout *r, double seconds) {
     double B = (double)r->global_batch, s = (double)r->T, l = (double)r->layers, h = (double)r->C;
     double V = (double)r->vocabulary;
@@ -143,7 +144,7 @@ typedef struct {
     size_t count;
 } Study;
 
-// One line for all rows whose id is prefix, anything, suffix. x: a member of the layout.
+// Adds one line for all rows whose id is prefix, anything, suffix. x: a member of the layout.
 static void from_rows(const Study *s, Series *series, const char *prefix, const char *suffix,
                       size_t member, Value value) {
     for (size_t i = 0; i < s->count; i++) {
@@ -235,8 +236,8 @@ static Chart figure(const Study *s, int number) {
     return c;
 }
 
-// 175B, batch 1536, t = 8 and p = 8: tokens/s of a GPU as the data ranks grow, on the trainers'
-// own software.
+// Returns a layout of 175B, batch 1536, t = 8 and p = 8. The figure has tokens/s of a GPU as the
+// data ranks grow, on the trainers' own software.
 static StepLayout grown(size_t d) {
     StepLayout r = layout_of(96, 12288, 96, 1536, 1, 8, 8, d);
     size_t m = 1536 / d;

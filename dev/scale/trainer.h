@@ -1,6 +1,7 @@
 // trainer.h: has a trainer simulate the step of a published run, with the trainers' own software:
-// train_fsdp a run under FSDP, train_llama one with grouped heads, which is a Nemotron-4, and
-// train_gpt_3d any other.
+//   train_fsdp    a run under FSDP
+//   train_llama   a run with grouped heads, which is a Nemotron-4
+//   train_gpt_3d  any other run
 //
 // defines: trainer_can, trainer_software, trainer_seconds
 #ifndef DEV_SCALE_TRAINER_H
@@ -8,8 +9,8 @@
 
 #include "dev/scale/step.h"
 
-// They deal layers evenly to the stages, never recompute attention alone, and always scatter
-// messages.
+// True if a trainer can run the layout. They deal layers evenly to the stages, never recompute
+// attention alone, and always scatter messages.
 static inline bool trainer_can(const StepLayout *r) {
     bool scatters = r->scatter_gather || r->t == 1 || r->p == 1;
     return !r->short_ends && r->recompute != LAYER_ATTENTION && scatters;

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# run_5d.sh [BUILD]: train_5d against the reference, at each of its five dimensions and at several
-# together (dev/test/test_5d), in fp32 and in bf16; the published models' sizes; a simulated step.
-# ALL=1: every pair of dimensions and more, 16 and 32 ranks, and, if fp32-asan/train_5d is built,
-# with sanitizers. Ends with `N passed, N failed`.
+# run_5d.sh [BUILD]: compares train_5d with the reference (dev/test/test_5d), in fp32 and in bf16.
+# It does so at each of the five dimensions and at several together. Also checks the published
+# models' sizes and a simulated step. ALL=1: every pair of dimensions and more, 16 and 32 ranks,
+# and, if fp32-asan/train_5d is built, with sanitizers. Ends with `N passed, N failed`.
 # needs: fp32/train_5d fp32/dev/test/test_5d bf16/train_5d
 . "$(dirname "$0")/report.sh"
 need_gpus 8

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# run_attack.sh [BUILD]: attacks on files and processes that once succeeded must fail: a second run
-# in one folder, folders that are not ours, inputs named as outputs, an older run's checkpoints.
-# Devices, links and pipes take the place of files, and a prompt cannot be encoded. Ends with `N
-# passed, N failed`.
+# run_attack.sh [BUILD]: attacks on files and processes that once succeeded must fail. These are a
+# second run in one folder, folders that are not ours, inputs named as outputs, and an older run's
+# checkpoints. Devices, links and pipes take the place of files, and a prompt cannot be encoded.
+# Ends with `N passed, N failed`.
 # needs: fp32/train_gpt fp32/train_gpt_3d tools/timeline tools/loss tools/profile tools/schedule
 . "$(dirname "$0")/report.sh"
 build=$(realpath -m "$build")
@@ -36,7 +36,7 @@ said() { cut -c 1-120 err | head -n 1; }
 
 # ---- two runs with one --out ---------------------------------------------------------------------
 
-# live FLAGS...: starts a run that goes on, and waits for its first step. ended: waits for it; sets
+# live FLAGS...: starts a long run and waits for its first step. ended: waits for its end and sets
 # code.
 live() {
     rm -f first  # else what the run before has printed may be taken for this one's

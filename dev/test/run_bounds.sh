@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# run_bounds.sh [BUILD]: bounds the memory, time and files that odd inputs cost: hostile headers,
-# many layers, sizes beyond 2^64, a log on a full disk, the outputs of byte_corpus, and the flags of
-# tools. Ends with `N passed, N failed`.
+# run_bounds.sh [BUILD]: bounds the memory, time and files that odd inputs cost. These are hostile
+# headers, many layers, sizes beyond 2^64, a log on a full disk, the outputs of byte_corpus, and the
+# flags of tools. Ends with `N passed, N failed`.
 # needs: fp32/train_gpt fp32/train_gpt_3d
 # needs: tools/byte_corpus tools/schedule tools/loss tools/profile tools/timeline
 # shellcheck disable=SC2086  # flags are words

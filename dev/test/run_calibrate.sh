@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# run_calibrate.sh [BUILD]: the cluster file of a GPU from its rows of `make bench`: the published
-# rows give the published file, and the missing constants are named. Ends with
-# `N passed, N failed`.
+# run_calibrate.sh [BUILD]: the cluster file of a GPU from its rows of `make bench`. The published
+# rows must give the published file, and the missing constants must be named. Ends with `N passed,
+# N failed`.
 # needs: bf16/train_gpt
 . "$(dirname "$0")/report.sh"
 cpu_only 'it simulates, on the CPU'

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# run_chaos.sh [BUILD]: messages that come late, a rank that stands still for 3 s and a rank that is
-# ten times slower change no bit; and the profile of its trace names the slow rank. Ends with `N
-# passed, N failed`.
+# run_chaos.sh [BUILD]: late messages, a rank that stands still for 3 s and a rank that is ten times
+# slower. They must change no bit, and the profile of its trace must name the slow rank. Ends with
+# `N passed, N failed`.
 # needs: fp32/train_gpt_3d tools/profile
 . "$(dirname "$0")/report.sh"
 cpu_only 'a stopped process does not stop its GPU'

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# run_clock.sh [FOLDER]: the virtual clock. Cases worked out by hand (test_clock), then the
+# run_clock.sh [FOLDER]: the virtual clock. Runs cases worked out by hand (test_clock), then the
 # trainers. --virtual-time changes no bit, and its times do not depend on the order of streams and
-# messages. --simulate gives the times of a run of all ranks. Bubbles follow the formulas of the
-# schedules, links count, and bad input is refused.
+# messages. --simulate gives the times of a run of all ranks. Links count, bubbles follow the
+# formulas of the schedules, and bad input is refused.
 # needs: fp32/dev/test/test_clock fp32/train_gpt fp32/train_gpt_tp fp32/train_gpt_pp
 # needs: fp32/train_gpt_3d
 # needs: fp32/train_context fp32/train_data fp32/train_fsdp fp32/train_zero_bubble fp32/train_moe
@@ -62,9 +62,8 @@ trained 8 whole train_gpt_3d $layout --recompute layer --virtual-time $other &&
     [ "$(losses "$dir/whole")" = "$(losses "$dir/plain")" ]
 report $? 'nor does a cluster with other software, with layers computed again'
 
-# Ranks that share a layer differ by nanoseconds (the first adds the positions), and so may the two
-# times.
-# same_as_all_ranks RANKS TRAINER FLAGS...: a simulation has the times of a run of all ranks
+# Ranks that share a layer differ by nanoseconds (the first adds the positions). So may the two
+# times. same_as_all_ranks RANKS TRAINER FLAGS...: a simulation has the times of a run of all ranks
 same_as_all_ranks() {
     trained "$1" all "$2" --virtual-time $cluster "${@:3}" &&
         simulated "$1" symmetric "$2" $model "${@:3}" &&
@@ -123,8 +122,8 @@ awk -v slow="$slow" -v fast="$(times "$dir/symmetric" | tail -n 1)" \
 report $? 'which takes longer than with InfiniBand everywhere'
 cluster=dev/clusters/dgx-a100.json
 
-# Where the network is fast enough, all that train_fsdp gathers again hides: no sum stands behind a
-# gather that could wait.
+# If the network is fast enough, all gathers that train_fsdp repeats hide: no sum waits in front of
+# a gather that could have waited.
 d24='--model d24 --seq 1024 --micro-batch 4 --recompute layer'
 simulated 8 again train_fsdp $d24 --shard 3 && simulated 8 once train_fsdp $d24 --shard 2
 paste <(times "$dir/again") <(times "$dir/once") | tail -n 1 |
@@ -154,7 +153,7 @@ bubble 1f1b 37.5 --schedule 1f1b
 bubble 'interleaved, v = 2' 18.75 --virtual 2
 
 # ---- context parallelism -------------------------------------------------------------------------
-# A layer of so many tokens is nearly all attention.
+# A layer of a long sequence is nearly all attention.
 
 # attention FLAGS...: ms of it on each rank of a ring
 attention() {
@@ -187,7 +186,7 @@ for c in 2 4 8; do
 done
 
 # A step of the ring computes 2 A n^2 FLOPs with n tokens a rank, and sends 2 n A elements of 2
-# bytes: both take as long where n = 2 rate / bandwidth. Compute beside communication keeps its
+# bytes. Both take equally long if n = 2 rate / bandwidth. Compute beside communication keeps its
 # speed here.
 constant() { sed -n "s/.*\"$1\": {\"value\": \([0-9.e+]*\),.*/\1/p" "$cluster"; }
 waits() {  # waits TOKENS: does the first rank's forward wait for keys?

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# run_collectives.sh [FOLDER]: the checks of FOLDER/dev/cuda/collectives at 1, 2, 3, 4 and 8 ranks,
-# and in bf16 too if that is built.
+# run_collectives.sh [FOLDER]: the checks of FOLDER/dev/cuda/collectives at 1, 2, 3, 4 and 8 ranks.
+# Runs them in bf16 too if that is built.
 # needs: fp32/dev/cuda/collectives bf16/dev/cuda/collectives
 . "$(dirname "$0")/report.sh"
 export OMP_NUM_THREADS=1

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# run_commands.sh [BUILD]: every block of commands on README.md and the pages of doc/ is run as it
-# is printed, in a copy of the repository, by this test or by another one; or the table below has
-# the reason why not. A block that is in no table fails, and so does a row without a block.
+# run_commands.sh [BUILD]: runs every block of commands on README.md and the pages of doc/ as it
+# is printed, in a copy of the repository. Another test may run a block instead, or the table
+# below has the reason why none does. A block that is in no table fails, and so does a row without
+# a block.
 # needs: fp32/train_gpt fp32/train_gpt_pp fp32/train_gpt_3d fp32/train_zero_bubble
 # needs: bf16/train_gpt_3d bf16/train_data
 # needs: tools/plan tools/schedule tools/timeline tools/byte_corpus tools/scale
@@ -10,11 +11,11 @@ cpu_only 'the commands are those of the stand-ins'
 export OMP_NUM_THREADS=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 shown="$dir/out"
 
-# page | how its block begins | what happens to it:
-#   runs           here, as printed
-#   runs s/A/B/    here, with this change: fewer steps, a smaller model
-#   FILE           that test or script runs it, or the same command on less
-#   not: REASON
+# The columns: page | how its block begins | what happens to it. The last is one of these:
+#   runs           This test runs it, as printed.
+#   runs s/A/B/    This test runs it with this change: fewer steps, a smaller model.
+#   FILE           That test or script runs it, or the same command on less.
+#   not: REASON    No test runs it.
 # The 64 processes of virtual_time.md are 4: they would take the tests' cores.
 smaller='s/--ranks 3072/--ranks 192/; s/--layers 128/--layers 8/; s/--pipeline 64/--pipeline 4/'
 smaller+='; s/batch 3072/batch 48/'
@@ -55,9 +56,9 @@ doc/lab/zero_bubble.md | make schedule | runs
 doc/lab/zero_bubble.md | mpirun --oversubscribe -n 3 | runs $three
 END
 
-# cut_blocks FOLDER PAGE...: writes a file for each block that is fenced, or indented behind an
-# empty line, and has a command in it; not for outputs, which stand behind `<!-- table`. Its first
-# line is `page|name`: the name behind `<!-- run`.
+# cut_blocks FOLDER PAGE...: writes a file for each block of commands. A block is fenced, or
+# indented behind an empty line, and has a command in it. Leaves out outputs, which stand behind
+# `<!-- table`. The first line of a file is `page|name`: the name behind `<!-- run`.
 cut_blocks() {
     local folder=$1
     shift

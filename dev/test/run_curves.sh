@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# run_curves.sh [BUILD]: two data sets blended by weight over several shuffled epochs, with a batch
-# that grows (--ramp) and a learning rate that counts samples: every layout must have the curve of
-# one rank, and a resume its bits. Ends with `N passed, N failed`.
+# run_curves.sh [BUILD]: two data sets blended by weight over several shuffled epochs. The batch
+# grows (--ramp), and the learning rate counts samples. Every layout must have the curve of one
+# rank, and a resume its bits. Ends with `N passed, N failed`.
 # needs: fp32/train_gpt fp32/train_gpt_tp fp32/train_gpt_pp fp32/train_gpt_3d fp32/train_zero_bubble
 # needs: tools/byte_corpus
 . "$(dirname "$0")/report.sh"
@@ -51,7 +51,7 @@ samples=$((($(od -An -td4 -j8 -N4 b.bin) - 1) / 32))
 [ $((304 * 9 / 10)) -gt $((3 * samples)) ]
 report $? "the larger source has $samples samples and gives 273: several epochs, each shuffled anew"
 
-# The learning rate by the rule, and of what the log says of times the tokens: the batch is 8, 16,
+# Checks the learning rate by the rule, and tokens/s times the time in the log. The batch is 8, 16,
 # 24, then 32.
 sed 's/.*"ms":\([^,]*\),"tokens_per_s":\([^,}]*\).*/\1 \2/' one.log |
     paste -d' ' <(curve one.log) - |

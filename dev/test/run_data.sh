@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # run_data.sh [BUILD]: the Python programs of dev/data. prepare.py makes shards of small texts that
-# stand in for the data sets (file:// instead of a network), which are compared token by token and
-# trained on; check_transformers.py must find a checkpoint's loss where Hugging Face's transformers
-# is installed. PYTHON names another interpreter.
+# replace the data sets (file:// instead of a network). They are compared token by token and trained
+# on. check_transformers.py must find a checkpoint's loss if Hugging Face's transformers is
+# installed. PYTHON names another interpreter.
 # needs: fp32/train_gpt
 . "$(dirname "$0")/report.sh"
 python=${PYTHON:-python3}

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # run_detectives.sh [BUILD]: the detective cases (dev/puzzles/d*) and `make break`. Each bug applies
-# to today's file and compiles; the instruments that the case's page calls quiet stay quiet, and the
-# loud one speaks; places are judged; the experiments' changes apply, and one of them runs. The
-# checkout and the learner's folder puzzles/ stay as they are: all of it happens in a copy.
+# to today's file and compiles. The instruments that the case's page calls quiet stay quiet, and the
+# loud one reports. Places are judged. The experiments' changes apply, and one of them runs. All of
+# it happens in a copy: the checkout and the learner's folder puzzles/ stay as they are.
 . "$(dirname "$0")/report.sh"
 cpu_only 'they are about the stand-ins'
 export OMP_NUM_THREADS=1
@@ -198,8 +198,9 @@ done
 
 # ---- the lessons' pages --------------------------------------------------------------------------
 
-# named WORD FILE...: what is wrong between these pages of puzzles or cases and the lessons, which
-# name each with its minutes: `make puzzle N=1` (a title, 10 minutes) and `N=2` (another one, 20).
+# named WORD FILE...: prints the errors between these pages of puzzles or cases and the lessons. A
+# lesson names each with its minutes: `make puzzle N=1` (a title, 10 minutes) and `N=2` (another
+# one, 20).
 named() {
     local word=$1 target=$2 page text n lesson minutes all=
     shift 2

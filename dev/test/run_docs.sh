@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# run_docs.sh [BUILD]: are README.md and doc/ true? The tables of numbers that take seconds, the
-# drawings, the plan that lesson 4 prints of `make train`, the code of the recipes, and every link,
-# flag, file and known bug that the pages name.
+# run_docs.sh [BUILD]: are README.md and doc/ true? Checks the tables of numbers that take seconds,
+# the drawings, the plan that lesson 4 prints of `make train`, and the code of the recipes. Checks
+# every link, flag, file and known bug that the pages name.
 # needs: fp32/train_gpt fp32/train_gpt_tp fp32/train_gpt_pp fp32/train_gpt_3d bf16/train_gpt_3d
 # needs: bf16/train_zero_bubble fp32/train_v bf16/train_gpt bf16/train_offload
 # needs: fp32/train_documents fp32/train_5d

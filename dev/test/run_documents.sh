@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# run_documents.sh [BUILD]: train_documents as a whole: dev/test/test_documents compares it with the
-# reference; then validation and samples, and the virtual clock, which sees tiles and pairs of ranks
-# that are skipped. Ends with `N passed, N failed`.
+# run_documents.sh [BUILD]: train_documents as a whole. dev/test/test_documents compares it with the
+# reference. Then come validation and samples, and the virtual clock, which sees the tiles and pairs
+# of ranks that are skipped. Ends with `N passed, N failed`.
 # needs: fp32/train_documents fp32/train_data fp32/dev/test/test_documents
 # needs: bf16/train_documents bf16/dev/test/test_documents
 . "$(dirname "$0")/report.sh"

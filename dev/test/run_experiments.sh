@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# run_experiments.sh [BUILD]: runs the commands by which the lessons' pages break a trainer, as they
-# stand there, on copies of the trainers, and checks the pages' claims. Their output stays in
-# build/experiments/NAME.out for `make doc`.
+# run_experiments.sh [BUILD]: runs the commands by which the lessons' pages break a trainer. It runs
+# them as they stand there, on copies of the trainers, and checks the pages' claims. Their output
+# stays in build/experiments/NAME.out for `make doc`.
 # needs: fp32/train_gpt fp32/train_gpt_tp fp32/train_gpt_3d bf16/train_gpt_3d tools/byte_corpus
 . "$(dirname "$0")/report.sh"
 dir=build/experiments

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# run_explorer.sh [BUILD]: is doc/explorer.html what its sources make, and are its numbers the
-# trainers' own? The page runs in headless Chromium. Its schedules are compared with
-# build/tools/schedule, its layouts with --dry-run, NCCL_TRAFFIC=1 and the trainer's refusals, its
-# times and searches with build/tools/plan. Without clang (target wasm32) or Chromium that part is
-# skipped.
+# run_explorer.sh [BUILD]: does doc/explorer.html equal the output of its sources, and are its
+# numbers the trainers' own? The page runs in headless Chromium. Its schedules are compared with
+# build/tools/schedule, and its times and searches with build/tools/plan. Its layouts are compared
+# with --dry-run, NCCL_TRAFFIC=1 and the trainer's refusals. Without clang (target wasm32) or
+# Chromium that part is skipped.
 # needs: fp32/train_gpt_3d bf16/train_gpt_3d fp32/train_zero_bubble bf16/train_zero_bubble
 # needs: bf16/train_llama bf16/train_5d tools/schedule tools/plan
 . "$(dirname "$0")/report.sh"
@@ -54,15 +54,18 @@ chromium=$(command -v chromium || command -v chromium-browser || command -v goog
 
 # ---- what the page says --------------------------------------------------------------------------
 
-# An address of the page, and the kind of comparison: schedule ARGUMENTS of build/tools/schedule
-# (LIST: the file of a list), dry (--dry-run), traffic (one step of the golden model), refused.
+# An address of the page, and the kind of comparison:
+#   schedule  ARGUMENTS of build/tools/schedule (LIST: the file of a list)
+#   dry       --dry-run
+#   traffic   one step of the golden model
+#   refused   the refusal
 golden='heads=4&channels=32&vocab=61&seq=24&micro=2&global=8&sp=0&recompute=none'
 small='heads=4&channels=128&vocab=257&seq=64&micro=4&global=16&sp=0&recompute=none'
 middle='heads=8&channels=512&vocab=50257&seq=512&micro=4&global=32&sp=0&recompute=none'
 five='model=mixtral-8x7b&heads=8&channels=16&vocab=61&seq=24&micro=2&global=8&recompute=none'
 experts='model=qwen3-30b-a3b&channels=256&vocab=257&seq=64&micro=1&global=8&recompute=none'
 long='model=smollm2-135m&seq=512&micro=1&global=8'
-# What several cases have in common.
+# Parts that several cases share.
 drawn='schedule --stages' four='schedule --stages 4 --micros 8'
 unequal='--forward 1.11 --backward 1.28' tenths='--forward 1.1 --backward 1.3'
 fp32='precision=fp32' bf16='precision=bf16'
@@ -280,8 +283,7 @@ compare_traffic() {
                       printf "%s %d %.0f %.0f\n", key, calls[key], sent[key], got[key] }' | sort)"
 }
 
-# The page's time, memory, MFU and parts are those of the planner, which is asked for that layout
-# alone.
+# The page's time, memory, MFU and parts must equal the planner's for that layout alone.
 compare_time() {
     local flags
     read -ra flags <<<"$(said "$1" plan)"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # run_flags.sh [BUILD]: every flag of every trainer is in a checkpoint (trainer.json or
-# config.json), or on one of the lists below, whose flags change no result. Then: a run that
-# resumes with another value is told or refused. Ends with `N passed, N failed`.
+# config.json), or on one of the lists below. The flags of these lists change no result. Then: a
+# run that resumes with another value is told or refused. Ends with `N passed, N failed`.
 # needs: fp32/train_gpt fp32/train_gpt_tp fp32/train_gpt_pp fp32/train_gpt_3d tools/byte_corpus
 # needs: fp32/train_context fp32/train_data fp32/train_fsdp fp32/train_llama fp32/train_moe
 # needs: fp32/train_zero_bubble fp32/train_muon fp32/train_v fp32/train_offload

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# run_front.sh: the repository's front: workflows, issue forms, the dev container and the citation
-# are well-formed and name commands that exist; the changes begin with the citation's version;
-# `make release` makes an archive with the site and the explorer. Ends with `N passed, N failed`.
+# run_front.sh: the repository's front. Workflows, issue forms, the dev container and the citation
+# are well-formed and name commands that exist. The changes begin with the citation's version. `make
+# release` makes an archive with the site and the explorer. Ends with `N passed, N failed`.
 . "$(dirname "$0")/report.sh"
 cpu_only 'the files are the same'
 

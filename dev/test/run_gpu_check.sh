@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# run_gpu_check.sh [BUILD]: rehearses `make gpu-check` on the stand-ins: every stage writes its part
-# of the report, also if one fails or runs into its time limit; the table of kernels has the work
+# run_gpu_check.sh [BUILD]: rehearses `make gpu-check` on the stand-ins. Every stage writes its part
+# of the report, also if one fails or runs into its time limit. The table of kernels has the work
 # that the wrappers state. Ends with `N passed, N failed`.
 # needs: fp32/train_gpt fp32/train_gpt_3d fp32/test_gpt fp32/dev/cuda/gelu bf16/train_gpt
 # needs: bf16-profile/train_gpt

@@ -20,7 +20,7 @@ echo "seed $seed"
 
 mkdir "$dir/pids" "$dir/tmp"
 export TMPDIR=$dir/tmp OMP_NUM_THREADS=1
-# Its kernels are made anew in every process; the plainest in a fraction of the time
+# Every process generates its kernels again. The plainest ones take a fraction of the time
 export ONEDNN_MAX_CPU_ISA=SSE41
 end_all() {  # of this test's ranks: for when it is interrupted
     local pid

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# run_launcher.sh [BUILD]: a rank that its launcher started with others, of which MPI knows nothing,
-# is refused: srun without PMIx, or the mpirun of another MPI. One rank in a batch script or under
-# mpirun is not. Ends with `N passed, N failed`.
+# run_launcher.sh [BUILD]: refuses a rank if its launcher started others that its MPI does not know:
+# srun without PMIx, or the mpirun of another MPI. Accepts one rank in a batch script or under
+# mpirun. Ends with `N passed, N failed`.
 # needs: fp32/train_gpt fp32/train_gpt_3d
 . "$(dirname "$0")/report.sh"
 export OMP_NUM_THREADS=1

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# run_lessons.sh: the trainers are lessons, and these numbers keep them so: the size of each in
-# tokens, of what it adds to its parent and removes from it, where the mathematics begins, and that
-# later lessons insert into a layer and rewrite none of it. Lines are free, as long as each has one
-# statement and is easy to read. `make lessons` shows the diffs. Ends with `N passed, N failed`.
+# run_lessons.sh: bounds the sizes of the trainers, so that they stay lessons. It counts the tokens
+# of each, and the tokens that it adds to its parent and removes from it. It checks the line where
+# the mathematics begins. Later lessons insert into a layer and rewrite none of it. Lines are free,
+# as long as each has one statement and is easy to read. `make lessons` shows the diffs. Ends with
+# `N passed, N failed`.
 . "$(dirname "$0")/report.sh"
 export LC_ALL=C.UTF-8  # a line's length is in characters
 
@@ -118,7 +119,7 @@ long=$(grep -nE '^.{101,}' "${sources[@]}" | cut -d: -f1,2)
 [ ${#sources[@]} -gt 250 ] && [ -z "$long" ]
 report $? "no line of ${#sources[@]} sources has more than 100 columns${long:+: ${long//$'\n'/, }}"
 # behind TRAINER: the headers of llmc/ that it includes on a GPU build. The compiler only looks for
-# them (-MG: those of CUDA and NCCL may be missing).
+# them (-MG: headers of CUDA and NCCL may be missing).
 behind() {
     ${CXX:-g++} -x c++ -std=c++17 -I. -D__CUDACC__ -DPRECISION_FP32 -MM -MG "$1" |
         tr ' \\' '\n\n' | grep '^llmc/' | grep -vE '^llmc/(cpu|mpi|sim)/' | sort -u
@@ -128,7 +129,8 @@ mapfile -t first < <(behind train_gpt.cu)
 report $? 'the headers that train_gpt.cu includes are known'
 at_most "$(tokens "${first[@]}" | wc -l)" 89416 \
     'tokens of headers behind train_gpt.cu on a GPU build'
-# A header that a lesson behind the four brings says so in a line of its head: `// lesson: moe`.
+# A header of a lesson behind the four has a line in its head that names the lesson: `// lesson:
+# moe`.
 mapfile -t library < <(grep -rL '^// lesson: ' llmc)
 at_most "$(tokens "${library[@]}" | wc -l)" 158518 \
     'tokens of llmc/ without the headers of lessons behind the four'

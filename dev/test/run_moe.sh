@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# run_moe.sh [BUILD]: the mixture of experts as a whole: dev/test/test_moe compares it with the
-# reference; then what surrounds training: validation, samples, --eval, both clocks, the log and its
-# picture. Ends with `N passed, N failed`.
+# run_moe.sh [BUILD]: the mixture of experts as a whole. dev/test/test_moe compares it with the
+# reference. Then come validation, samples, --eval, both clocks, the log and its picture. Ends with
+# `N passed, N failed`.
 # needs: fp32/train_moe fp32/train_gpt fp32/train_gpt_3d fp32/dev/test/test_moe tools/byte_corpus
 # needs: tools/experts
 # needs: bf16/train_moe bf16/dev/test/test_moe

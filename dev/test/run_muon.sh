@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# run_muon.sh [BUILD]: Muon as a whole: dev/test/test_muon compares it with the reference and with
-# PyTorch; then what surrounds training: validation and samples, both clocks. Ends with `N passed, N
-# failed`.
+# run_muon.sh [BUILD]: Muon as a whole. dev/test/test_muon compares it with the reference and with
+# PyTorch. Then come validation, samples and both clocks. Ends with `N passed, N failed`.
 # needs: fp32/train_muon fp32/train_data fp32/dev/test/test_muon tools/byte_corpus
 # needs: bf16/train_muon bf16/train_data bf16/dev/test/test_muon
 . "$(dirname "$0")/report.sh"

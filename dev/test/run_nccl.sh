@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # run_nccl.sh [FOLDER]: runs FOLDER/dev/test/test_nccl at 2, 3, 4, 5 and 8 ranks (sanitized too, if
-# that is built) and test_nccl_replicas, then in the ways in which a job must fail: quickly, with a
-# message, and leaving no process behind; then what GPU_QUEUE=1 builds.
+# that is built) and test_nccl_replicas. Then it makes the job fail in several ways: it must end
+# quickly, with a message, and leave no process behind. Checks the programs that GPU_QUEUE=1 builds.
 # needs: fp32/dev/test/test_nccl fp32/dev/test/test_nccl_replicas fp32-asan/dev/test/test_nccl
 # needs: fp32-queue/dev/test/test_nccl fp32-queue/train_gpt_3d fp32/train_gpt_3d
 . "$(dirname "$0")/report.sh"

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # run_nodes.sh [BUILD]: training over a network, on one machine. Each host is a Linux network
-# namespace with a cable (veth) to a bridge; Open MPI starts its daemon on them through a script
-# that stands in for ssh, and may use TCP only. The golden case must give the bits of the same
-# layout without a network, and the byte counters of the cables must show the layout's traffic. Ends
-# with `N passed, N failed`. Skips if namespaces cannot be made (no iproute2, no permission) or
-# there is no Open MPI.
+# namespace with a cable (veth) to a bridge. Open MPI starts its daemon on them through a script
+# that acts as ssh, and may use TCP only. The golden case must give the bits of the same layout
+# without a network. The byte counters of the cables must show the layout's traffic. Ends with `N
+# passed, N failed`. Skips if namespaces cannot be made (no iproute2, no permission) or there is no
+# Open MPI.
 #
-# All of it, the bridge too, lives in namespaces of its own, and so do its processes: when this
-# script ends, however it ends, the kernel removes the hosts and every process on them.
+# All hosts, the bridge too, live in namespaces of their own, and so do their processes. When this
+# script ends, in any way, the kernel removes the hosts and every process on them.
 #
 # needs: fp32/train_gpt_3d
 . "$(dirname "$0")/report.sh"
@@ -58,7 +58,7 @@ for i in 1 2 3 4; do
 done
 
 # Called as ssh is: agent ADDRESS COMMAND. It runs on the host of that address, under a name of its
-# own: Open MPI takes processes with the same host name for neighbours that share memory.
+# own. Open MPI believes that processes with the same host name share memory.
 cat >/run/agent <<'END'
 #!/bin/sh
 host=host${1##*.}

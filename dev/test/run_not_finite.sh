@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# run_not_finite.sh [BUILD]: weights that are not finite are named, whichever tensor has one;
-# training and --eval say so. Ends with `N passed, N failed`.
+# run_not_finite.sh [BUILD]: weights that are not finite, in any tensor. Training and --eval must
+# name the tensor. Ends with `N passed, N failed`.
 # needs: fp32/train_gpt fp32/train_gpt_3d fp32/train_llama fp32/train_moe tools/byte_corpus
 . "$(dirname "$0")/report.sh"
 need_gpus 2

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# run_offload.sh [BUILD]: activations on the host, beside their bits (test_gpt): bytes by a formula,
-# host memory that is not there, a cluster without a host bandwidth, and on the virtual clock
-# whether copies hide. Ends with `N passed, N failed`.
+# run_offload.sh [BUILD]: activations on the host; test_gpt checks their bits. This test has bytes
+# by a formula, missing host memory, and a cluster without a host bandwidth. On the virtual clock it
+# checks that copies hide. Ends with `N passed, N failed`.
 # needs: fp32/train_offload fp32/train_gpt bf16/train_offload tools/byte_corpus
 . "$(dirname "$0")/report.sh"
 cpu_only 'the virtual clock belongs to the stand-ins'

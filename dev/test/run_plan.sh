@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# run_plan.sh [BUILD]: the planner's layouts, against the trainer and against known answers. The
+# run_plan.sh [BUILD]: compares the planner's layouts with the trainer and with known answers. The
 # trainer must accept its layouts, count the same memory for them and, on its own virtual clock, put
-# them in the same order; on three made clusters the right choice is known, and so is why nothing
-# fits. Ends with `N passed, N failed`.
+# them in the same order. On three made clusters the right choice is known, and so is the reason why
+# nothing fits. Ends with `N passed, N failed`.
 # needs: tools/plan bf16/train_gpt_3d bf16/train_zero_bubble bf16/train_fsdp bf16/train_llama
 # needs: bf16/train_muon bf16/train_v bf16/train_5d
 # shellcheck disable=SC2086  # flags are words
@@ -66,9 +66,9 @@ far=$(awk '{ print $2, $1 }' "$dir/times" | farthest)
 awk -v far="$far" 'BEGIN { exit !(far < 6) }'
 report $? "the trainer's step times are within 6% of the plan's (worst $far%)"
 
-# beside MODEL CLUSTER GPUS BATCH START [FLAG...]: a line for each plan: 1 if its flags begin with
-# START and the trainer counts the same memory on its largest stage, and how far the trainer's step
-# is off.
+# beside MODEL CLUSTER GPUS BATCH START [FLAG...]: prints a line for each plan. It has 1 if the
+# plan's flags begin with START and the trainer counts the same memory on its largest stage. Then
+# comes the relative error of the trainer's step.
 beside() {
     local model=$1 cluster=$2 gpus=$3 batch=$4 start=$5 i flags memory seconds
     shift 5
@@ -88,8 +88,8 @@ beside() {
                   print good + 0, (e < 0 ? -e : e) }' "$dir/out"
     done
 }
-# agree WHAT PLANS PERCENT: are there so many, all with the trainer's memory, and steps that near?
-# Reads beside's lines.
+# agree WHAT PLANS PERCENT: reads beside's lines. Are there this many plans, all with the trainer's
+# memory, and steps within PERCENT?
 agree() {
     local plans good far
     read -r plans good far < \
@@ -99,8 +99,8 @@ agree() {
     report $? "$1: memory as the trainer counts it for $good of $plans plans, steps within $far%"
 }
 
-# FSDP is a layout of its own: train_fsdp accepts it, counts the same memory and takes the same
-# time, if it gathers for every micro-batch and waits for the network or not.
+# FSDP is a layout of its own. train_fsdp must accept it, count the same memory and take the same
+# time. This holds if it gathers for every micro-batch and waits for the network or not.
 agree FSDP 20 4 < <(for shard in 2 3; do
     for batch in 8 64; do beside "$model" dgx-a100 8 $batch "--shard $shard" --shard $shard; done
 done)
@@ -129,8 +129,8 @@ agree 'Llama, Qwen2 and 3, Mistral, Nemotron-4' 60 4 < <(
     beside '--model qwen3-1.7b --seq 4096' dgx-h100 16 64 '--tensor'
     beside '--model mistral-7b --seq 8192' dgx-h100 32 64 '--tensor'
     beside '--model nemotron-4-15b --seq 4096' dgx-h100 64 256 '--tensor')
-# Mixtures of experts by train_5d: experts and sequences cut over ranks of a node and of several,
-# with and without tensor ranks, whose places and whose gradients of experts are another group's.
+# Mixtures of experts by train_5d, with and without tensor ranks. Experts and sequences are cut over
+# ranks of a node and of several nodes. Another group has the places and gradients of experts.
 agree 'mixtures of experts' 7 3 < <(
     qwen='--model qwen3-30b-a3b --seq 4096' mixtral='--model mixtral-8x7b --seq 4096'
     one='--tensor 1 --micro-batch 1 --zero 1'
@@ -165,8 +165,8 @@ grep -qE '^  half e +(does not fit|\+[0-9])' "$dir/out" &&
     grep -qE '^  drop no token +does not fit' "$dir/out"
 report $? "and why no others: $(grep -E '^  (half|twice) [ce]' "$dir/out" | tr '\n' ';')"
 
-# Two chunks a stage in a V: the memory of both ends of the model on stage 0, and of twice as many
-# pairs of micro-batch and chunk.
+# Two chunks a stage in a V. Stage 0 holds both ends of the model, and twice as many pairs of
+# micro-batch and chunk.
 agree 'chunks in a V' 25 4 < <(
     for schedule in zb-v dualpipe-v; do
         beside "$model" dgx-a100 8 64 '--tensor' --pipeline 4 --schedule $schedule
@@ -180,7 +180,8 @@ plan --model llama-3.1-8b --cluster dgx-h100 --gpus 16 --batch 64 --schedule zb-
 [ $? = 1 ] && grep -q '^error: .*train_llama has the schedules gpipe, 1f1b and interleaved' \
     "$dir/err"
 report $? 'a schedule that train_llama does not have is refused by name'
-# kind FLAGS...: which trainer the best layout is for, and what the plan says of the other kind.
+# kind FLAGS...: prints the trainer of the best layout, and the plan's comparison with the other
+# kind.
 kind() {
     plan --cluster dgx-a100 "$@" >"$dir/out"
     sed -n 's/^train: .*bf16\/\([a-z0-9_]*\) .*/\1/p
@@ -229,7 +230,7 @@ awk -v a="${1:-0}" -v b="${2:-0}" -v c="${3:-0}" 'BEGIN {
     exit !(a > 0 && b / a > 0.9995 && b / a < 1.0005 && c / a > 0.9995 && c / a < 1.0005) }'
 report $? "more data ranks at equal layout leave a rank's memory, but for padded buckets:$sizes"
 
-# The ten best are ranked by the trainer's clock, whose times are those of a run of its own.
+# The trainer's clock ranks the ten best. Its times must equal the times of a run of their own.
 build/tools/plan $model --cluster dgx-a100 --gpus 8 --batch 64 --pipeline 4 --json \
     >"$dir/ranked.json" 2>"$dir/err"
 mapfile -t clock < <(values clock_seconds <"$dir/ranked.json")
@@ -251,7 +252,7 @@ done)
 [ -z "$double" ]
 report $? "no layout is listed twice under another order or schedule: ${double:-none}"
 
-# plans of random sizes, of which the trainer accepts all
+# plans of random sizes: the trainer must accept all of them
 RANDOM=31
 tried=0 found=0 accepted=0 dry=0
 while [ $tried -lt 200 ]; do
@@ -291,9 +292,9 @@ grep -q -- '--max-in-flight 8 ' <<<"$got" && grep -q -- '--max-in-flight 16 ' <<
     ! grep -q -- '--max-in-flight 0' <<<"$got"
 report $? 'zb-auto is tried with p and 2 p micro-batches in flight, and never with 0'
 
-# Layouts by hand: of random ones that a trainer accepts, none is 1% faster on its clock than the
-# first of the plan. PLAN_BY_HAND=200 dev/test/run_plan.sh tries as many; by default a few for each
-# of six settings. pick NAME VALUES...: sets a variable to one of the values.
+# Layouts by hand. Among random layouts that a trainer accepts, none is 1% faster on its clock than
+# the first of the plan. By default a few are tried for each of six settings; PLAN_BY_HAND=200
+# dev/test/run_plan.sh tries 200. pick NAME VALUES...: sets a variable to one of the values.
 pick() {
     local name=$1
     shift $((1 + RANDOM % ($# - 1)))
@@ -377,9 +378,9 @@ report $? \
 
 # ---- groups that leave nodes ---------------------------------------------------------------------
 
-# Nodes of 4, 6, 12, 16 and 72 GPUs: tensor groups that fill them, straddle two of them or lie
-# across many, and data groups that share a NIC for two GPUs. Plan and trainer cost the group for
-# which the job waits.
+# Nodes of 4, 6, 12, 16 and 72 GPUs. Tensor groups fill them, straddle two of them or lie across
+# many, and data groups share a NIC for two GPUs. Plan and trainer cost the group for which the job
+# waits.
 model='--layers 12 --heads 32 --channels 4096 --vocab 51200 --seq 2048'
 for node in 4 6 12 16 72; do
     for shape in 'tdp 4 6 4 1' 'dtp 8 4 3 1' 'tdp 16 2 3 1' 'tdp 2 12 4 2' 'tdp 4 24 1 2'; do
@@ -395,7 +396,7 @@ for node in 4 6 12 16 72; do
         echo "$node $shape ${light:-0} ${step:-1}"
     done
 done >"$dir/nodes"
-# most SHARE: percent by which the two differ at most, of shapes with a NIC for so many GPUs.
+# most SHARE: the largest difference of the two in percent, for shapes with a NIC for SHARE GPUs.
 most() {
     awk -v share="$1" '
         $6 == share { e = $7 / $8 - 1; if (e < 0) e = -e; if (e > most) most = e; n++ }

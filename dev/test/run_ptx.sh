@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# run_ptx.sh [all]: kernels as nvcc compiles them for a GPU, in dev/ptx.py's interpreter: programs
+# run_ptx.sh [all]: kernels as nvcc compiles them for a GPU, in dev/ptx.py's interpreter. Programs
 # of dev/cuda check their results, attention's are compared with a CPU's, and planted bugs must be
 # found. `all` (make ptx) runs more programs, and prints which kernels ran. Without nvcc or numpy
 # there is nothing to run. Ends with `N passed, N failed`.

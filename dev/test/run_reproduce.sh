@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# run_reproduce.sh [BUILD]: `make reproduce` in small: the text of a Debian package, a validation
-# curve that falls, 1 and 8 ranks with the same losses, PyTorch's where it is installed. Ends with
-# `N passed, N failed`.
+# run_reproduce.sh [BUILD]: `make reproduce` in small. The text is of a Debian package, the
+# validation curve must fall, and 1 and 8 ranks must have the same losses. So must PyTorch if it
+# is installed. Ends with `N passed, N failed`.
 # needs: fp32/train_gpt fp32/train_gpt_3d tools/byte_corpus tools/loss
 . "$(dirname "$0")/report.sh"
 cpu_only 'its layouts are for a CPU'

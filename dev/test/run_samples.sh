@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# run_samples.sh [BUILD]: which tokenizer a run has: the one beside its weights, or beside those
-# that its training began with; bytes only for the vocabulary of bytes. Without one, text is
-# refused, and all else works. Ends with `N passed, N failed`.
+# run_samples.sh [BUILD]: which tokenizer a run has. It is the tokenizer beside its weights, or
+# beside the weights that its training began with. Bytes are only for the vocabulary of bytes.
+# Without a tokenizer, text is refused, and all else works. Ends with `N passed, N failed`.
 # needs: fp32/train_gpt
 . "$(dirname "$0")/report.sh"
 export OMP_NUM_THREADS=1

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# run_scale.sh [BUILD]: predictions of published runs: tables of rows that are not clean, and the
-# errors that doc/ gives for FSDP and for hosts that are slow. Ends with `N passed, N failed`.
+# run_scale.sh [BUILD]: predictions of published runs. Checks tables of rows that are not clean, and
+# the errors that doc/ gives for FSDP and for slow hosts. Ends with `N passed, N failed`.
 # needs: bf16/train_gpt_3d bf16/train_llama bf16/train_5d tools/scale
 . "$(dirname "$0")/report.sh"
 cpu_only 'it simulates, on the CPU'

@@ -109,8 +109,7 @@ report $? "SIGTERM in a long validation: code $code after $took ms, step 2 saved
 
 # ---- validations and samples that a signal keeps from being done ---------------------------------
 
-# resumes: the last run goes on with the same command; steps_of KEY: the steps of all lines of the
-# log that have it.
+# steps_of KEY: prints the steps of all lines of the log that have KEY.
 steps_of() { sed -n "s/^{\"step\":\([0-9]*\),.*\"$1\":.*/\1/p" "$out.jsonl" | tr '\n' ' '; }
 due="$quick --val-data $dir/val.bin --val-every 1 --val-batches 2"
 due+=" --sample-every 1 --sample-tokens 2"

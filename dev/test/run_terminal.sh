@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# run_terminal.sh [BUILD]: the terminal as a user meets it: --help and --version of every tool, the
-# name that a misspelt word may mean, make help, and the sentences after a signal.
+# run_terminal.sh [BUILD]: the terminal as a user meets it. Checks --help and --version of every
+# tool, the proposal for a misspelt name, make help, and the sentences after a signal.
 # needs: fp32/train_gpt fp32/train_gpt_3d tools/plan tools/experts tools/figures tools/study
 # needs: tools/scale tools/bubbles tools/schedule tools/timeline tools/profile tools/loss
 # needs: tools/byte_corpus

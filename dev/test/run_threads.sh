@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # run_threads.sh [BUILD]: a short training has the same bits with 1, 2 and 3 threads, in both
-# precisions: every loss and norm that the log has, every weight and every moment. Products are cut
-# into tiles, and kernels into blocks, by their sizes alone. Ends with `N passed, N failed`.
+# precisions. It compares every loss and norm in the log, every weight and every moment. Products
+# are cut into tiles, and kernels into blocks, by their sizes alone. Ends with `N passed, N failed`.
 # needs: fp32/train_gpt bf16/train_gpt
 . "$(dirname "$0")/report.sh"
 cpu_only 'a GPU has the threads that a launch names'

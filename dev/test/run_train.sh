@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # run_train.sh [BUILD]: `make train` as a newcomer runs it, but into a folder of its own, with a
-# Ctrl-C after some steps. It must say how it goes on, do so, learn what 500 steps of a sound
-# trainer learn, and leave every file that it announces. Ends with `N passed, N failed`.
+# Ctrl-C after some steps. It must print the command that continues, and that command must work. It
+# must learn as much as 500 steps of a sound trainer learn, and leave every file that it announces.
+# Ends with `N passed, N failed`.
 # needs: fp32/train_gpt fp32/train_gpt_3d tools/byte_corpus tools/timeline tools/profile tools/loss
 . "$(dirname "$0")/report.sh"
 need_gpus 8

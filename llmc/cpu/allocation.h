@@ -1,10 +1,11 @@
-// allocation.h: device and pinned host memory of the stand-in: known, checked and poisoned.
+// allocation.h: device and pinned host memory of the stand-in. Every address is known and
+// every use is checked.
 //
-// New memory is NaN. A strip behind each allocation is checked by cudaFree and at every
-// device synchronisation, so that a kernel's write past the end is reported in any build.
-// Under AddressSanitizer reads have exact bounds too, and only the scheduler may touch
-// device memory. A simulation has addresses that nothing can touch, and zeroed host memory,
-// of which a page takes room when the program first writes to it.
+// New memory is NaN. Each allocation has a strip behind it, which cudaFree and every device
+// synchronisation check. So any build reports a kernel's write past the end. Under
+// AddressSanitizer reads have exact bounds too, and only the scheduler may touch device
+// memory. A simulation has device addresses without memory. Its host memory is zeroed, and a
+// page of it takes room when the program first writes to it.
 #ifndef LLMC_CPU_ALLOCATION_H
 #define LLMC_CPU_ALLOCATION_H
 

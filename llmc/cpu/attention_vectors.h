@@ -1,6 +1,6 @@
-// attention_vectors.h: rows of attention as lanes of a CPU's vector registers: a thread
-// takes several rows with all their channels: eight sums and their factors fit in the
-// registers. AttentionVectors has the names of AttentionRows in
+// attention_vectors.h: rows of attention as lanes of a CPU's vector registers. A thread
+// takes several rows with all their channels, because eight sums and their factors fit
+// in the registers. AttentionVectors has the names of AttentionRows in
 // llmc/kernels/attention_rows.cuh, whose kernels take either. Included by attention.cuh.
 #ifndef LLMC_CPU_ATTENTION_VECTORS_H
 #define LLMC_CPU_ATTENTION_VECTORS_H
@@ -13,8 +13,8 @@
 #include <immintrin.h>
 #endif
 
-// CPU_ROWS: the rows of a thread; CPU_SUMS: those, or channels, that share a load of the
-// thread's.
+//   CPU_ROWS  The rows of a thread.
+//   CPU_SUMS  The rows or channels for which a thread loads an element once.
 #if defined(__AVX512F__)
 enum { CPU_ROWS = 32, CPU_SUMS = 8 };
 #elif defined(__AVX__)

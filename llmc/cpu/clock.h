@@ -1,16 +1,18 @@
-// clock.h: a virtual clock for the streams, in nanoseconds: the times of their operations
-// on a device of a described cluster (llmc/sim). Off unless cpu_clock_start was called.
+// clock.h: a virtual clock for the streams, in nanoseconds. It gives each operation its
+// time on a device of a described cluster (llmc/sim). Off unless cpu_clock_start was
+// called.
 //
 // Time follows from the flow of data alone, never from the order in which this machine
 // works.
-//   - The host has a time; enqueuing costs it launch_host, and waiting for a stream moves
-//     it on.
+//   - The host has a time. Enqueuing costs it launch_host, and waiting for a stream advances it.
 //   - An operation begins when the stream's operation before it has ended, and the host has
 //     enqueued it. It also waits for its event, or for all ranks of its collective or
 //     message (llmc/mpi/timing.h).
-//   - It ends when its cost is over; an event holds the end of the operation before it.
-// So a run's times do not depend on the load, CPU_STREAM_ORDER or NCCL_DELAY. stream.h and
-// cuda_runtime.h call the functions here; simulate.h has the mode that runs no kernels.
+//   - It ends when its cost is over. An event holds the end of the operation before it.
+// So a run's times do not depend on the load, CPU_STREAM_ORDER or NCCL_DELAY.
+//
+// stream.h and cuda_runtime.h call the functions here. simulate.h has the mode that runs no
+// kernels.
 #ifndef LLMC_CPU_CLOCK_H
 #define LLMC_CPU_CLOCK_H
 
@@ -221,8 +223,8 @@ static inline double cpu_clock_worked(const CpuTimes *t, double from, double unt
     return worked;
 }
 
-// Slows the stream by overlap_slowdown while collectives ran beside it: as long as it
-// worked since the first of them began, and at most as long as they took.
+// Slows the stream by overlap_slowdown while collectives ran beside it. That is the time
+// that it worked since the first of them began, but no longer than they took.
 static inline void cpu_clock_beside(CpuTimes *t, const CpuMoment &m) {
     double *seen = &t->seen[m.stream % CPU_MAX_STREAMS], busy = m.busy - *seen;
     if (busy <= 0) return;

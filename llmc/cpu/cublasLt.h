@@ -1,15 +1,17 @@
 // cublasLt.h (CPU): the cuBLASLt calls that the trainers use, on oneDNN or, with
 // -DUSE_CBLAS, on a CBLAS. Names, signatures, numbers, field sizes, units and status codes
-// are cuBLASLt's; the rest of it does not compile here.
+// are cuBLASLt's. Other cuBLASLt calls do not compile here.
 //
 // Matrices are column-major, as cuBLASLt documents them, and dense: D[m,n] = op(A)[m,k] *
-// op(B)[k,n] + beta * D[m,n], then the epilogue; float32 or bfloat16 in memory, float32
-// arithmetic. gemm.h computes. cuBLASLt's C must be D here, its alpha 1.
+// op(B)[k,n] + beta * D[m,n], then the epilogue. They are float32 or bfloat16 in memory, and
+// the arithmetic is float32. gemm.h computes. Here cuBLASLt's C must be D, and its alpha 1.
 //
-// Misuse is refused with cuBLASLt's status and a sentence on stderr. Beyond the real
-// checks: ranges must lie in device memory, the output must not overlap an input, pointers
-// must have the alignment promised to the heuristic, and an algorithm serves only its own
-// problem.
+// Refuses misuse with cuBLASLt's status and a sentence on stderr. It makes more checks than
+// cuBLASLt:
+//   - Ranges must lie in device memory.
+//   - The output must not overlap an input.
+//   - Pointers must have the alignment promised to the heuristic.
+//   - An algorithm serves only its own problem.
 #ifndef LLMC_CPU_CUBLASLT_H
 #define LLMC_CPU_CUBLASLT_H
 

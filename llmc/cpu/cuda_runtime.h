@@ -1,10 +1,13 @@
 // cuda_runtime.h: the part of the CUDA runtime that this project uses, on a CPU without any
 // GPU.
 //
-// Names, signatures and error codes are CUDA's; the rest of it does not compile. It is
-// stricter than the real thing: stream 0 is refused for kernels and asynchronous work, host
-// and device pointers are told apart, and every range is checked. allocation.h has the
-// memory, stream.h the queues, fibre.h and warp.h the threads, vectors.h the exponential.
+// Names, signatures and error codes are CUDA's. Other calls do not compile. It is stricter
+// than CUDA: it refuses stream 0 for kernels and asynchronous work, tells host and device
+// pointers apart, and checks every range.
+//   allocation.h       memory
+//   stream.h           queues
+//   fibre.h, warp.h    threads
+//   vectors.h          the exponential
 #ifndef LLMC_CPU_CUDA_RUNTIME_H
 #define LLMC_CPU_CUDA_RUNTIME_H
 
@@ -47,7 +50,7 @@ static inline cudaError_t cudaGetLastError() {
 
 // --------------------------------------------------------------------------------- device
 
-// CPU_NO_DEVICE=1 makes a machine without a GPU or its driver.
+// Returns 1, or with CPU_NO_DEVICE=1 the error of a machine without a GPU or its driver.
 static inline cudaError_t cudaGetDeviceCount(int *count) {
     return *count = !getenv("CPU_NO_DEVICE"),
            cpu_error(*count ? cudaSuccess : cudaErrorNoDevice);
@@ -207,8 +210,9 @@ static inline cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
     return cudaSuccess;
 }
 
-// Returns the bytes that may still be pinned: of CPU_HOST_MEMORY (in MiB), of the machine's
-// unused memory, or in a simulation of a device's share of its node's memory.
+// Returns the bytes that may still be pinned. The limit is CPU_HOST_MEMORY (in MiB).
+// Without it, it is the machine's unused memory, or in a simulation a device's share of its
+// node's memory.
 static inline size_t cpu_host_memory() {
     const Cluster *c = &cpu_clock().cluster;
     size_t unused, used = cpu_memory().host_bytes;

@@ -176,8 +176,8 @@ extern "C" void cpu_longjmp(jmp_buf where, int value) __asm__("_longjmp")
     __attribute__((noreturn));
 
 // Continues a suspended fibre. AddressSanitizer unpoisons the whole stack before a noreturn
-// call and in its own longjmp, which would be most of a switch's time, so it calls libc's
-// _longjmp through a function pointer.
+// call and in its own longjmp. That would be most of a switch's time, so the function calls
+// libc's _longjmp through a pointer.
 static inline void cpu_switch_to([[maybe_unused]] CpuBlock *b, CpuFibre *to) {
 #if CPU_ASAN
     static void *const libc = dlopen("libc.so.6", RTLD_LAZY | RTLD_NOLOAD);

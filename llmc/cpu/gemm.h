@@ -1,5 +1,5 @@
-// gemm.h (CPU): computes the products of cublasLt.h, of row-major matrices: D[rows, cols] =
-// op(X)[rows, depth] * op(Y)[depth, cols] + beta * D[rows, cols] + bias[cols].
+// gemm.h (CPU): computes the products of cublasLt.h, of row-major matrices:
+//   D[rows, cols] = op(X)[rows, depth] * op(Y)[depth, cols] + beta * D[rows, cols] + bias[cols]
 //
 // The shape of D's tiles depends on the sizes alone. One thread computes a tile by a
 // single-threaded sgemm and finishes it in its cache. So the bits do not depend on the
@@ -174,7 +174,8 @@ static inline void cpu_gemm_tile(const CpuGemm *g, size_t r0, size_t rows, size_
     }
 }
 
-// Returns the size of so many equal pieces, a multiple of `unit` but for the last one.
+// Returns the size of `pieces` equal pieces, a multiple of `unit`. The last one may be
+// smaller.
 static inline size_t cpu_gemm_piece(size_t size, size_t pieces, size_t unit) {
     size_t piece = (size + pieces - 1) / pieces;
     return std::min(size, (piece + unit - 1) / unit * unit);

@@ -46,8 +46,8 @@ inline void cpu_run_block(CpuBlock *b, size_t number, Random order) {
 }
 
 // Runs every block of the launch. Waking the other OS threads costs some microseconds, and
-// far more on a busy machine, so it depends on the time that a thread of the kernel took
-// last time (a few ns at first).
+// far more on a busy machine. So they help only if the launch is long, by the time that a
+// thread of the kernel took last time (a few ns at first).
 inline void cpu_run_grid(const CpuGrid *g, double *thread_seconds) {
     size_t blocks = (size_t)g->grid.x * g->grid.y * g->grid.z;
     double threads = (double)blocks * g->block.x * g->block.y * g->block.z;

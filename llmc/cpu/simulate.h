@@ -6,7 +6,7 @@
 // rank. A collective among ranks of one stage begins when that rank comes to it. In
 // messages and collectives between stages the processes exchange times in shared memory.
 // Only these times decide when an operation begins, so the order in which the processes get
-// there changes nothing. The bytes of MPI's calls go the same way.
+// there changes nothing. MPI's calls exchange their bytes in the same way.
 //
 // llmc/mpi/mpi.h and llmc/mpi/timing.h are the MPI and the NCCL of such a job.
 //

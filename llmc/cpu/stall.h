@@ -112,10 +112,11 @@ static inline double stall_patience(void) {
     return patience;
 }
 
-// Returns true after too many seconds without progress. Call it again and again while
-// waiting. At most half a second counts between two calls: a process that was stopped for
-// longer (Ctrl-Z, a laptop that sleeps, a debugger) cannot blame its peers, which may have
-// been stopped as well. Nor does it count while a peer is stopped: looks once a second.
+// Returns true after too many seconds without progress. Call it repeatedly while waiting.
+// At most half a second counts between two calls. A process that was stopped for longer
+// (Ctrl-Z, a laptop that sleeps, a debugger) cannot blame its peers, which may have been
+// stopped as well. Nor does time count while a peer is stopped. The function looks for that
+// once a second.
 static inline bool stall_wait(Stall *s) {
     double now = seconds_wall();
     double since = s->seen > 0 ? now - s->seen : 0, before = s->waited;

@@ -2,9 +2,9 @@
 // synchronisation points.
 //
 // Enqueuing never runs anything. A synchronising call asks the scheduler to run ready heads
-// of the queues, the oldest first (or any, with CPU_STREAM_ORDER=random:SEED), and stops as
-// soon as its condition holds: all other work is delayed as long as possible. One host
-// thread makes all calls.
+// of the queues, the oldest first (or any, with CPU_STREAM_ORDER=random:SEED). It stops as
+// soon as its condition holds, so that all other work is delayed as long as possible. One
+// host thread makes all calls.
 #ifndef LLMC_CPU_STREAM_H
 #define LLMC_CPU_STREAM_H
 
@@ -112,7 +112,7 @@ static inline const char *cpu_current_label() {
 }
 
 // Ends the program at a first use beside a send or receive. CUDA loads a kernel at its
-// first launch, cuBLASLt's too, and that may wait for all running work (CUDA programming
+// first launch, cuBLASLt's too. Loading may wait for all running work (CUDA programming
 // guide, "Lazy Loading"): a deadlock if the peer waits for us. CPU_FIRST_USES=1 lists the
 // first uses after the program's warm-up on stderr.
 __attribute__((noinline, cold)) inline void cpu_first_use(const char *name) {

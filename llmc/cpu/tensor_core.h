@@ -1,9 +1,9 @@
-// tensor_core.h: tensor-core instructions on a CPU: ldmatrix and products by mma.m16n8k16
-// in bf16, with the registers of the 32 lanes laid out as the PTX ISA documents them, and
-// cp.async. Included by llmc/kernels/mma.cuh.
+// tensor_core.h: tensor-core instructions on a CPU: ldmatrix, cp.async, and products by
+// mma.m16n8k16 in bf16. The registers of the 32 lanes are laid out as the PTX ISA documents
+// them. Included by llmc/kernels/mma.cuh.
 //
-// Each lane leaves the addresses of its registers at one rendezvous of the warp; the last
-// to arrive works for all.
+// Each lane leaves the addresses of its registers at one rendezvous of the warp. The last
+// lane to arrive works for all.
 #ifndef LLMC_CPU_TENSOR_CORE_H
 #define LLMC_CPU_TENSOR_CORE_H
 
@@ -38,9 +38,9 @@ struct CpuLdmatrix {
     }
 };
 
-// Does the loops of mma_product, one k after the other: for each step of 16 and pair of
-// column tiles an ldmatrix and two mma.m16n8k16. The rows of ldmatrix go straight to the
-// operand of mma.
+// Does the loops of mma_product, one k after the other. Each step of 16 and each pair of
+// column tiles has an ldmatrix and two mma.m16n8k16. The rows of ldmatrix go straight to
+// the operand of mma.
 template <int N8, int K16>
 struct CpuMmaProduct {
     typedef float Eight __attribute__((vector_size(32)));

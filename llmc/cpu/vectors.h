@@ -7,9 +7,9 @@
 #include <stdint.h>
 #include <string.h>
 
-// Returns exp(x) to about one unit in the last place; 0 below e^-80, infinite from 88.4 on,
-// NaN for NaN. expf is a function call for one number; this is a few multiplications, which
-// vectorise.
+// Returns exp(x) to about one unit in the last place: 0 below e^-80, infinite from 88.4 on,
+// NaN for NaN. expf is a function call for one number. This takes a few multiplications,
+// which vectorise.
 __attribute__((always_inline)) static inline float exponential(float x) {
     // y = n ln 2 + r with |r| <= ln(2) / 2. Adding 1.5 * 2^23 rounds to an integer, left in
     // the low bits.
@@ -30,7 +30,7 @@ __attribute__((always_inline)) static inline float exponential(float x) {
     return (fmaf(q, r * r, r) + 1.0f) * scale;
 }
 
-// Of these a CPU has no faster form.
+// A CPU has no faster form of these.
 __attribute__((always_inline)) static inline float exponential2(float x) {
     return exponential(x * 0.693147181f);
 }

@@ -1,6 +1,6 @@
-// virtual_run.cuh: --virtual-time and --simulate: starts the clock of the stand-ins
-// (clock.h) and the processes of a simulation (simulate.h), and reports where the last
-// step's time went. llmc/trainer.cuh includes it.
+// virtual_run.cuh: --virtual-time and --simulate. Starts the clock of the stand-ins
+// (clock.h) and the processes of a simulation (simulate.h). Reports how the last step spent
+// its time. llmc/trainer.cuh includes it.
 #ifndef LLMC_CPU_VIRTUAL_RUN_CUH
 #define LLMC_CPU_VIRTUAL_RUN_CUH
 

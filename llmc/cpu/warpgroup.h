@@ -1,8 +1,9 @@
-// warpgroup.h: the asynchronous instructions of llmc/kernels/wgmma.cuh on a CPU. Whatever a
-// GPU may do late is done as late as it may be: a copy when no thread can go on without it,
-// a product when its thread waits for it, with the registers and the shared memory of that
-// time. In random orders (CPU_THREAD_ORDER) copies also come early, in any order. So a wait
-// that is missing, and a tile that is given back too early, make a wrong result.
+// warpgroup.h: the asynchronous instructions of llmc/kernels/wgmma.cuh on a CPU. A GPU may
+// do them late, and here they are done as late as they can be:
+//   a copy     when no thread can run without it;
+//   a product  when its thread waits for it, with the registers and shared memory of that time.
+// In random orders (CPU_THREAD_ORDER) copies also come early, in any order. So a missing
+// wait gives a wrong result, and so does a tile that is released too early.
 //
 // Descriptors, swizzles and fragments are decoded as the PTX ISA defines them.
 #ifndef LLMC_CPU_WARPGROUP_H

@@ -1,18 +1,22 @@
-// checkpoint.h: saving and loading training, whatever layout does it. A checkpoint is a
-// folder that holds the unsharded model as Hugging Face's GPT-2 does (config.json,
-// model.safetensors), the optimizer (optimizer.safetensors), where training stands
-// (trainer.json), and the tokenizer's files, if the folder that the weights came from has
-// them. Every rank reads and writes its own slices at their offsets.
+// checkpoint.h: saves and loads the state of training in a form that no layout determines.
+// A checkpoint is a folder of these parts:
+//   the unsharded model    config.json and model.safetensors, as Hugging Face's GPT-2 has them
+//   the optimizer          optimizer.safetensors
+//   the state of training  trainer.json
+//   the tokenizer's files  if the folder that the weights came from has them
+// Every rank reads and writes its own slices at their offsets.
 //
-// Saving has phases; the trainer puts a barrier between them and, where one of the first
-// two fails on any rank, calls checkpoint_remove on rank 0:
-//   rank 0      checkpoint_create    OUT/tmp-00000100-HOST-PID with files of full size: a
-//               full disk is met here
-//   every rank  slices_write         its slices, then a sync to the disk
-//   all ranks   add up their Checksums, on rank 0
-//   rank 0      checkpoint_commit    trainer.json, sync, rename to OUT/step-00000100; what
-//               cannot be renamed stays
-//   rank 0      checkpoint_prune     old ones go (checkpoint_list.h)
+// Saving has phases, and the trainer puts a barrier between them:
+//   rank 0      checkpoint_create    Makes OUT/tmp-00000100-HOST-PID with files of full size,
+//               and so meets a full disk.
+//   every rank  slices_write         Writes its slices and syncs them to the disk.
+//   all ranks   add up their Checksums, on rank 0.
+//   rank 0      checkpoint_commit    Writes trainer.json, syncs, renames the folder to
+//               OUT/step-00000100. A folder that cannot be renamed stays.
+//   rank 0      checkpoint_prune     Removes old checkpoints (checkpoint_list.h).
+// If one of the first two phases fails on any rank, the trainer calls checkpoint_remove on
+// rank 0.
+//
 // A gradient dump has the same phases: slices_create of PATH.unfinished, slices_write,
 // rename to PATH.
 //
@@ -31,9 +35,9 @@
 // ----------------------------------------------------------------------------------------
 // Saving
 
-// All that a checkpoint may consist of, in the order in which it is removed. Without the
-// first, a folder is no checkpoint; the last, which is made first, says whose it is, so
-// that a removal that was interrupted can be completed.
+// All files that a checkpoint may have, in the order of their removal. A folder without the
+// first is no checkpoint. config.json is made first and removed last, because it says whose
+// folder it is. So an interrupted removal can be completed.
 static const char *const CHECKPOINT_FILES[] = {
     "trainer.json", "model.safetensors", "optimizer.safetensors", "generation_config.json",
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
@@ -61,9 +65,9 @@ static inline void kept_free(Kept *kept) {
     memset(kept, 0, sizeof *kept);
 }
 
-// Reads the files of a folder into memory: a resume may remove the folder that it came
-// from. A file beside config.json that cannot be read is needed for no training, and so it
-// is left out with a note. kept_free it in either case.
+// Reads the files of a folder into memory, because a resume may remove the folder that it
+// came from. No training needs the files beside config.json. One that cannot be read is
+// left out with a note. Call kept_free in either case.
 static inline bool kept_read(Kept *kept, const char *dir, Error *err) {
     char path[PATH_MAX];
     size_t bytes;
@@ -84,7 +88,7 @@ static inline bool kept_read(Kept *kept, const char *dir, Error *err) {
     return kept->config != NULL;
 }
 
-// Writes them into a folder, but for config.json.
+// Writes the kept files into a folder, without config.json.
 static inline bool kept_write(const Kept *kept, const char *dir, Error *err) {
     char path[PATH_MAX];
     for (int i = 0; i < KEPT_COUNT; i++) {
@@ -96,8 +100,8 @@ static inline bool kept_write(const Kept *kept, const char *dir, Error *err) {
     return true;
 }
 
-// Is it a folder with nothing in it but files of a checkpoint, config.json (which is made
-// first) among them?
+// True if a folder has config.json (which is made first) and otherwise nothing but files of a
+// checkpoint.
 static inline bool checkpoint_looks_ours(const char *path) {
     bool config = false;
     int others = -2;  // . and ..
@@ -111,7 +115,8 @@ static inline bool checkpoint_looks_ours(const char *path) {
     return config && others == 0;
 }
 
-// Is it the checkpoint of that step and nothing else? Only then may it be removed.
+// True if the folder is the checkpoint of that step and nothing else. Only then may it be
+// removed.
 static inline bool checkpoint_is_ours(const char *path, size_t step) {
     TrainerState state;
     Error err;
@@ -129,8 +134,8 @@ static inline void checkpoint_remove(const char *path) {
     rmdir(path);
 }
 
-// The name of a checkpoint while it is being written, which no other living process takes,
-// on any node.
+// Writes the name that a checkpoint has while it is being written. No other living process
+// takes it, on any node.
 static inline bool checkpoint_tmp_path(char path[PATH_MAX], const char *out_dir,
                                        size_t step, Error *err) {
     char host[65] = "";
@@ -139,9 +144,10 @@ static inline bool checkpoint_tmp_path(char path[PATH_MAX], const char *out_dir,
                       (long)getpid());
 }
 
-// Rank 0: makes the temporary folder with config.json, what is kept (NULL: nothing) and the
-// tensors' files at full size, and gives its path. lock: of checkpoint_claim. bf16: weights
-// are stored as BF16 beside fp32 master weights. A failure leaves nothing.
+// Rank 0: makes the temporary folder and returns its path in tmp_path. The folder gets
+// config.json, the files in `kept` (NULL: none) and the tensors' files at full size. lock:
+// of checkpoint_claim. bf16: weights are stored as BF16 beside fp32 master weights. A
+// failure leaves nothing.
 static inline bool checkpoint_create(const char *out_dir, int *lock, size_t step,
                                      const GPTConfig *config, bool bf16, const Kept *kept,
                                      char tmp_path[PATH_MAX], Error *err) {
@@ -165,7 +171,7 @@ static inline bool checkpoint_create(const char *out_dir, int *lock, size_t step
     return ok;
 }
 
-// The sum of everything but tensors: the state of training, its options, and the model's
+// Computes the sum of all but tensors: the state of training, its options, and the model's
 // configuration.
 static inline uint64_t checkpoint_state_sum(const GPTConfig *g, const TrainerState *state) {
     size_t sizes[] = {g->L, g->C, g->NH, g->V, g->maxT}, n = 0;
@@ -182,9 +188,9 @@ static inline uint64_t checkpoint_state_sum(const GPTConfig *g, const TrainerSta
     return sum;
 }
 
-// The sum of config.json as it stands. The one above covers the sizes in it, of all
-// versions of the trainers; this one covers what no tensor's shape shows, of any kind of
-// model, and checkpoints of earlier versions have none.
+// Computes the sum of config.json as it stands. checkpoint_state_sum covers the sizes in
+// it, and all versions of the trainers write that sum. This one also covers members that no
+// tensor's shape shows, for any kind of model. Checkpoints of earlier versions lack it.
 static inline bool checkpoint_config_sum(const char *dir, uint64_t *sum, Error *err) {
     char path[PATH_MAX];
     size_t bytes;
@@ -198,8 +204,8 @@ static inline bool checkpoint_config_sum(const char *dir, uint64_t *sum, Error *
     return true;
 }
 
-// The name of a sum: all but tensors first, then the tensors in the order of the files.
-// NULL if the tensor has no such state.
+// Returns the name of a sum: first all but tensors, then the tensors in the order of the
+// files. NULL if the tensor has no such state.
 static inline const char *checkpoint_sum_name(char name[STATE_NAME_SIZE],
                                               const Checksums *sums, size_t i) {
     if (i == 0) return "state";
@@ -208,15 +214,15 @@ static inline const char *checkpoint_sum_name(char name[STATE_NAME_SIZE],
     return state_has(&x, kind) ? state_name(name, &x, kind) : NULL;
 }
 
-// Gives a complete checkpoint in tmp_path its name. A checkpoint of the same step that has
-// the name is replaced; anything else is not ours, and now has the temporary name. False
-// with a sentence: the checkpoint stays in tmp_path.
+// Gives a complete checkpoint in tmp_path its name. Replaces a checkpoint of the same step.
+// Anything else that has the name is not ours, and gets the temporary name. False with a
+// sentence: the checkpoint stays in tmp_path.
 static inline bool checkpoint_give_name(const char *tmp_path, const char *final_path,
                                         size_t step, Error *err) {
     Error why;
     bool named = folder_replace(tmp_path, final_path, &why);
     if (!named && errno == EXDEV && checkpoint_is_ours(final_path, step)) {
-        // The old one can have no other name, but it can go. If we are killed here, the
+        // The old one can get no other name, but it can be removed. If we are killed here, the
         // next run gives ours the name.
         checkpoint_remove(final_path);
         named = rename(tmp_path, final_path) == 0;
@@ -255,8 +261,8 @@ static inline bool checkpoint_complete(const char *tmp_path, const TrainerState 
     return written && folder_sync(tmp_path, err);
 }
 
-// Rank 0, after all have written: completes the folder and gives it its name
-// OUT/step-<step>. A folder that cannot be completed goes.
+// Rank 0, after all have written: completes the folder and gives it its name OUT/step-<step>.
+// Removes a folder that cannot be completed.
 static inline bool checkpoint_commit(const char *out_dir, const char *tmp_path,
                                      const TrainerState *state, Checksums *sums,
                                      char final_path[PATH_MAX], Error *err) {
@@ -270,10 +276,10 @@ static inline bool checkpoint_commit(const char *out_dir, const char *tmp_path,
 // ----------------------------------------------------------------------------------------
 // Loading
 
-// Looks at every tensor of the first `kinds` kinds of state: is it there, with the right
-// shape and type, and are there no weights beside them? Adds up one share of all their
-// checksums. Without sums it reads the headers alone, but for a head beside the embedding
-// that it is tied to, so it comes before any allocation.
+// Checks every tensor of the first `kinds` kinds of state: it must be there with the right
+// shape and type. The files must have no other weights. Adds up one share of all checksums.
+// Without sums it comes before any allocation. It then reads only the headers, and a head that
+// is stored beside the embedding that it is tied to.
 static inline bool checkpoint_check(const char *dir, const GPTConfig *config, size_t kinds,
                                     size_t share, size_t shares, Checksums *sums,
                                     Error *err) {
@@ -298,9 +304,10 @@ static inline bool checkpoint_check(const char *dir, const GPTConfig *config, si
     return ok;
 }
 
-// Looks at every file of a checkpoint. To verify it, adds up one share of all tensors in
-// the files, the first share with what is no tensor; the sums of all shares together are
-// those of the whole. The caller frees sums->sums in either case.
+// Looks at every file of a checkpoint. verify: adds up one share of the checksums of all
+// tensors. The first share also covers the configuration and the state of training. The
+// shares' sums add up to the sums of the whole files. The caller frees sums->sums in either
+// case.
 static inline bool checkpoint_sum(const char *dir, const ModelSpec *spec, size_t share,
                                   size_t shares, bool verify, Checksums *sums, Error *err) {
     TrainerState state;
@@ -314,7 +321,7 @@ static inline bool checkpoint_sum(const char *dir, const ModelSpec *spec, size_t
                             verify ? sums : NULL, err);
 }
 
-// Refuses a sum that is not the one in trainer.json. of: what it is of, in that file.
+// Refuses a sum that differs from the sum in trainer.json, which has the name `of` there.
 static inline bool checkpoint_same_sum(const char *dir, const char *file, const char *of,
                                        const char *was, uint64_t sum, Error *err) {
     char now[17];
@@ -326,8 +333,7 @@ static inline bool checkpoint_same_sum(const char *dir, const char *file, const 
                                               dir, file, of, now, was);
 }
 
-// Are the sums of the whole files, the configuration and the position those that were
-// saved?
+// Compares the sums of the whole files, the configuration and the state with the saved sums.
 static inline bool checkpoint_matches(const char *dir, const Checksums *sums, Error *err) {
     char path[PATH_MAX], name[STATE_NAME_SIZE];
     cJSON *root = path_print(path, err, "%s/trainer.json", dir)

@@ -21,8 +21,8 @@ static inline int checkpoint_compare(const void *a, const void *b) {
     return x->step < y->step ? -1 : x->step > y->step;
 }
 
-// Is it a name that we give: step-00000100 or, unfinished, tmp-00000100-HOST-PID (with
-// .old, see folder_replace)?
+// True for a name that we give: step-00000100 or, unfinished, tmp-00000100-HOST-PID (with
+// .old, see folder_replace).
 static inline bool checkpoint_parse_name(const char *name, bool unfinished, size_t *step) {
     char prefix[40];
     *step = (size_t)strtoull(name + strcspn(name, "0123456789"), NULL, 10);
@@ -34,9 +34,9 @@ static inline bool checkpoint_parse_name(const char *name, bool unfinished, size
     return end > pid && (*end == '\0' || strcmp(end, ".old") == 0);
 }
 
-// Lists the checkpoints in a folder, the one that was saved last at the end, or the
-// unfinished ones: saves that go on or were interrupted. All other entries belong to
-// somebody else. Returns how many there are; free(*list).
+// Lists the checkpoints in a folder, the one that was saved last at the end. unfinished:
+// lists saves instead that still run or were interrupted. Leaves out all entries that are
+// not ours. Returns their number; free(*list).
 static inline size_t checkpoint_list(const char *out_dir, bool unfinished,
                                      CheckpointEntry **list) {
     size_t count = 0;
@@ -64,9 +64,9 @@ static inline size_t checkpoint_list(const char *out_dir, bool unfinished,
     return count;
 }
 
-// Returns the count of the next save: one more than `last` and than any in the folder. The
-// largest that a trainer.json may hold, which somebody wrote there, stays: the step decides
-// between equal counts.
+// Returns the count of the next save: one more than `last` and than any in the folder. A
+// trainer.json edited by hand may hold the largest count: then it stays, and the step
+// decides between equal counts.
 static inline size_t checkpoint_next_save(const char *out_dir, size_t last) {
     CheckpointEntry *list;
     for (size_t i = checkpoint_list(out_dir, false, &list); i-- > 0;)
@@ -75,9 +75,9 @@ static inline size_t checkpoint_next_save(const char *out_dir, size_t last) {
     return last < TRAINER_MOST_SAVES ? last + 1 : last;
 }
 
-// Of the checkpoints up to `step` (the one just saved), removes all but the `keep` that
-// were saved last; 0 keeps all. Stays: those of later steps, of a run that this one went
-// back behind, those that cannot be read or hold more.
+// Removes all checkpoints up to `step` (the one just saved) but the `keep` that were saved
+// last; 0 keeps all. Never removes a checkpoint of a later step, which an earlier run left,
+// nor one that cannot be read or has files that are not ours.
 static inline void checkpoint_prune(const char *out_dir, size_t keep, size_t step) {
     if (keep == 0) return;
     char tmp[PATH_MAX];
@@ -100,9 +100,9 @@ static inline void checkpoint_prune(const char *out_dir, size_t keep, size_t ste
     free(list);
 }
 
-// Clears away what interrupted saves have left: a checkpoint that lacked only its name gets
-// it, the others go. A whole one that cannot get its name stays, if what has the name was
-// not saved later. Only under the lock: else another run may be saving.
+// Clears away the folders that interrupted saves have left. A checkpoint that lacked only
+// its name gets it; the others are removed. If its name is taken by one that was not saved
+// later, it stays. Call it only under the lock: else another run may be saving.
 static inline void checkpoint_clean(const char *out_dir) {
     char named[PATH_MAX];
     Error err;
@@ -127,9 +127,9 @@ static inline void checkpoint_clean(const char *out_dir) {
     free(list);
 }
 
-// The check of --out before any work: makes the folder, proves that checkpoints can be
-// written there, and on the first rank locks it for this run until the process ends. *lock:
-// see folder_lock, -1 on other ranks.
+// Checks --out before any work: makes the folder and proves that checkpoints can be written
+// there. The first rank also locks it for this run until the process ends. *lock: see
+// folder_lock; -1 on other ranks.
 static inline bool checkpoint_claim(const char *out_dir, bool first_rank, int *lock,
                                     Error *err) {
     char path[PATH_MAX], file[PATH_MAX];
@@ -140,8 +140,8 @@ static inline bool checkpoint_claim(const char *out_dir, bool first_rank, int *l
         checkpoint_clean(out_dir);
     else if (first_rank)
         printf("note: %s; unfinished saves tmp-* stay there\n", err->text);
-    // The longest path that will be looked for, of a name that the next run would clear
-    // away.
+    // The longest path of a save must fit. The folder has a name that the next run would
+    // clear away.
     if (!checkpoint_tmp_path(path, out_dir, (size_t)1e15, err) ||
         !path_print(file, err, "%s/optimizer.safetensors.index.json", path))
         return false;
@@ -151,8 +151,8 @@ static inline bool checkpoint_claim(const char *out_dir, bool first_rank, int *l
     return true;
 }
 
-// Says that a damaged checkpoint is passed over, after `passed` others. err keeps what is
-// wrong with the first.
+// Says that a damaged checkpoint is skipped, after `passed` others. err keeps the first
+// one's error.
 static inline void checkpoint_pass_over(const char *path, size_t passed, const Error *why,
                                         Error *err) {
     const char *name = strrchr(path, '/') + 1;
@@ -162,9 +162,9 @@ static inline void checkpoint_pass_over(const char *path, size_t passed, const E
                   path, why->text);
 }
 
-// Finds the checkpoint under out_dir that was saved last, but for the newest `passed`,
-// which are damaged. path is empty where there is none. False: all are damaged, or there is
-// no right to read them.
+// Finds the checkpoint under out_dir that was saved last, without the newest `passed`,
+// which are damaged. path is empty if there is none. False: all are damaged, or we may not
+// read them.
 static inline bool checkpoint_latest(const char *out_dir, size_t passed,
                                      char path[PATH_MAX], Error *err) {
     CheckpointEntry *list;

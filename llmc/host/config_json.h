@@ -1,6 +1,6 @@
-// config_json.h: config.json as Hugging Face's GPT-2 writes and reads it. No member of it
-// is passed over in silence: each is read, or known to change nothing, or refused by its
-// name; and two that state one fact must agree.
+// config_json.h: config.json as Hugging Face's GPT-2 writes and reads it. Each member is
+// read, known to change nothing, or refused by its name. Two members that state the same
+// fact must agree.
 //
 // defines: config_size, config_is, config_agree, config_check_keys, config_read_kind,
 //          config_read, config_write_kind, config_write, config_write_again
@@ -26,8 +26,8 @@ static inline bool config_size(const cJSON *root, const char *key, size_t max, s
     return true;
 }
 
-// A key that is absent, as it then has Hugging Face's default, or has one of the values
-// that our kernels compute: JSON, with | between them.
+// True if a key is absent, which gives it Hugging Face's default, or has one of the values
+// that our kernels compute. values: JSON, with | between them.
 static inline bool config_is(const cJSON *root, const char *key, const char *values,
                              const char *path, Error *err) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, key);
@@ -39,8 +39,8 @@ static inline bool config_is(const cJSON *root, const char *key, const char *val
                            path, key, (int)strcspn(values, "|"), values);
 }
 
-// Two places of one fact, key of a and another of b: if both are there and not null,
-// they must say the same.
+// Compares two places of one fact, key of a and another of b. If both are there and not
+// null, they must agree.
 static inline bool config_agree(const cJSON *a, const char *key, const cJSON *b,
                                 const char *another, const char *path, Error *err) {
     const cJSON *x = cJSON_GetObjectItemCaseSensitive(a, key);
@@ -53,9 +53,9 @@ static inline bool config_agree(const cJSON *a, const char *key, const cJSON *b,
                      another);
 }
 
-// Members that every model's config.json may have and that change nothing here: the
-// model's origin, its tokenizer, the generation of text, heads for other tasks than
-// language, the output of transformers.
+// Members that every model's config.json may have and that change nothing here. They tell
+// the model's origin, its tokenizer, the generation of text, heads for tasks other than
+// language modelling, and the output of transformers.
 static const char *const CONFIG_HARMLESS[] = {
     "_attn_implementation", "_attn_implementation_autoset", "_attn_implementation_internal",
     "_commit_hash", "_flash_attn_2_enabled", "_name_or_path", "architectures",
@@ -75,7 +75,7 @@ static const char *const CONFIG_HARMLESS[] = {
     "typical_p", "unk_token_id", "unsloth_fixed", "unsloth_version", "use_bfloat16",
     "use_cache", "vocab_size", "xla_device", NULL};
 
-// And members that must have one of these values.
+// Members that must have one of these values.
 static const char *const CONFIG_VALUES[][2] = {{"add_cross_attention", "false|null"},
                                                {"cross_attention_hidden_size", "null"},
                                                {"is_encoder_decoder", "false|null"},
@@ -89,9 +89,9 @@ static inline bool config_listed(const char *const *names, const char *name) {
     return *names != NULL;
 }
 
-// Refuses a member that is on none of the lists, unless it is null, and a member with a
-// wrong value. names: the model's own members that are read or change nothing; values:
-// the members that must have one value. Both end with NULL.
+// Refuses a member that is on none of the lists, unless it is null. Also refuses a member
+// with a wrong value. names: the model's own members that are read or change nothing.
+// values: the members that must have one value. Both lists end with NULL.
 static inline bool config_check_keys(const cJSON *root, const char *const *names,
                                      const char *const (*values)[2], const char *path,
                                      Error *err) {
@@ -134,9 +134,8 @@ static const char *const GPT2_VALUES[][2] = {
 
 // Reads a config.json with GPT-2's names, that "model_type", and `more` members, which the
 // caller reads (NULL at the end). Returns it, or NULL with a sentence that names the first
-// thing that is not as we compute it. The caller frees it with cJSON_Delete. The limits of
-// sizes, which are no lower than the flags' limits, keep every product of sizes far from
-// 2^63.
+// member that we do not compute. The caller frees it with cJSON_Delete. Sizes have limits
+// no lower than the flags' limits. They keep every product of sizes far from 2^63.
 static inline cJSON *config_read_kind(const char *path, const char *type,
                                       const char *const *more, GPTConfig *g, Error *err) {
     cJSON *root = json_read(path, CONFIG_MAX_FILE, err);
@@ -192,7 +191,7 @@ static inline bool config_read(const char *dir, const ModelSpec *spec, GPTConfig
     return ok;
 }
 
-// Writes GPT-2's config.json; members: they name the kind of model.
+// Writes GPT-2's config.json. members: JSON that names the kind of model.
 static inline bool config_write_kind(const char *path, const GPTConfig *g, bool bf16,
                                      const char *members, Error *err) {
     char text[2048], end_of_text[24] = "null";
@@ -234,9 +233,10 @@ static inline bool config_write(const char *path, const GPTConfig *g, bool bf16,
     return config_write_kind(path, g, bf16, gpt2, err);
 }
 
-// Writes `source`, the text of the config.json that the model was read from, in the place
-// of what config_write does (NULL): as it is, but for what a run changes, the type of the
-// weights and the class whose names they have.
+// Writes a config.json again. source: the text of the config.json that the model was read
+// from; NULL: writes as config_write does. Keeps the source's members, except those that a
+// run changes: the type of the weights, the class that gives their names, and the experts'
+// capacity.
 static inline bool config_write_again(const char *path, const GPTConfig *g, bool bf16,
                                       const char *source, Error *err) {
     if (!config_write(path, g, bf16, err)) return false;

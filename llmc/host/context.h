@@ -64,8 +64,8 @@ static inline bool context_check(Context part, size_t NH, bool dropout, Error *e
     return true;
 }
 
-// The T/c tokens of rank i of c: the i-th part, or (zigzag) chunks i and 2c-1-i of 2c, so
-// that a causal mask leaves all ranks as much work.
+// Returns the T/c tokens of rank i of c: the i-th part. Zigzag: chunks i and 2c-1-i of 2c,
+// which give all ranks equal work under a causal mask.
 RANDOM_FUNCTION Tokens tokens_of(size_t T, size_t c, size_t i, bool zigzag) {
     size_t half = zigzag ? T / c / 2 : 0;
     Tokens tokens = {half, {i * half, zigzag ? (2 * c - 2 - i) * half : i * (T / c)}};
@@ -84,16 +84,16 @@ static inline bool context_is_ring(Context part) {
     return part.c > 1 && part.ring;
 }
 
-// The work of a pair of ranks: Tq of a rank's T rows, from row q on, are queries; Tk of the
-// other's, from k on, keys. full: every query sees every key; else as in one sequence. Tq
-// 0: no query sees a key.
+// The work of a pair of ranks, each with T rows. Tq queries of one rank, from row q on, meet
+// Tk keys of the other, from row k on. full: every query sees every key; otherwise the mask
+// is causal. Tq 0: no query sees a key.
 typedef struct {
     size_t q, Tq, k, Tk;
     bool full;
 } TokenPair;
 
-// The queries of rank i of c and the keys of rank r, T rows each. Zigzag: what is not the
-// rank's own is a rectangle of T * T / 2 scores, whoever the other is.
+// Returns the work of the queries of rank i of c and the keys of rank r, T rows each. Under
+// zigzag every pair of two different ranks is a rectangle of T * T / 2 scores.
 static inline TokenPair token_pair(size_t T, size_t i, size_t r, bool zigzag) {
     TokenPair same = {0, T, 0, T, false}, first_half = {0, T, 0, T / 2, true},
               last_half = {T / 2, T / 2, 0, T, true}, all = {0, T, 0, T, true},
@@ -103,8 +103,8 @@ static inline TokenPair token_pair(size_t T, size_t i, size_t r, bool zigzag) {
     return r < i ? all : none;
 }
 
-// The masks of the heads at hand: under Ulysses a rank has 1/c of the NH heads, and dropout
-// numbers all of them.
+// Returns the dropout masks of this rank's heads: under Ulysses a rank has 1/c of the NH
+// heads, and dropout numbers all NH.
 static inline Dropout context_dropout(Dropout d, Context part, size_t NH) {
     if (context_is_ulysses(part)) d.head += part.rank * (NH / part.c);
     return d;

@@ -75,8 +75,8 @@ static inline uint64_t blend_divisor(uint64_t a, uint64_t b) {
     return b ? blend_divisor(b, a % b) : a;
 }
 
-// Reads "WEIGHT:GLOB,WEIGHT:GLOB,..."; a text that begins with no weight is one source. A
-// weight is rounded to a whole number of 10^-9.
+// Reads "WEIGHT:GLOB,WEIGHT:GLOB,...". A text that does not begin with a weight is one
+// source. A weight is rounded to a whole number of 10^-9.
 static inline bool blend_read(DataLoader *dl, const char *text, Error *err) {
     char *end;
     double weight = strtod(text, &end);
@@ -145,7 +145,7 @@ static inline void blend_make(DataLoader *dl) {
     }
 }
 
-// Returns where sample n comes from, and its number among those of this source.
+// Returns the source of sample n, and its number among the samples of this source.
 static inline DataSource *blend_source(DataLoader *dl, uint64_t n, uint64_t *number) {
     uint64_t i = n % dl->parts;
     DataSource *source = &dl->sources[dl->order[i]];
@@ -191,9 +191,9 @@ static inline bool shard_check(DataShard *shard, size_t T, Error *err) {
     return true;
 }
 
-// Finds the files whose names match the pattern, or the one that has it as its name, as
-// "run[1].bin" may be. glob sorts them byte by byte: no program here leaves the C locale,
-// which every rank of a job has.
+// Finds the files whose names match the pattern, or the file that has the pattern as its
+// name (such as "run[1].bin"). The order is by bytes on every rank, because no program here
+// leaves the C locale.
 static inline bool dataloader_find(const char *pattern, glob_t *found) {
     char *literal = (char *)host_alloc(2 * strlen(pattern) + 1, 1), *end = literal;
     for (const char *c = pattern; *c; c++) {
@@ -221,10 +221,11 @@ static inline bool dataloader_add(DataLoader *dl, DataSource *source, Error *err
 }
 
 // Opens the shards that match a pattern, or blends several patterns
-// ("WEIGHT:GLOB,WEIGHT:GLOB"), for sequences of T tokens. Refuses senseless weights, a
-// pattern without files, a shard that is truncated, foreign or shorter than one sample, and
-// an epoch shorter than a global batch of G sequences. dataloader_close frees it; after an
-// error nothing is left to free.
+// ("WEIGHT:GLOB,WEIGHT:GLOB"), for sequences of T tokens. Refuses:
+//   weights that make no sense and patterns without files,
+//   a shard that is truncated, foreign or shorter than one sample,
+//   an epoch shorter than a global batch of G sequences.
+// dataloader_close frees it; after an error nothing is left to free.
 static inline bool dataloader_open(DataLoader *dl, const char *pattern, size_t T, size_t G,
                                    Error *err) {
     memset(dl, 0, sizeof *dl);
@@ -244,8 +245,8 @@ static inline bool dataloader_open(DataLoader *dl, const char *pattern, size_t T
 
 // Writes the weight and the samples of each source: "7 x 4000 + 3 x 2000". If two texts
 // differ, the same sample numbers mean other samples. Names are not part of the text,
-// because data may be moved. A shuffled blend says how: in older builds all its sources had
-// one order.
+// because data may be moved. The text of a shuffled blend also tells the kind of shuffling:
+// in older builds all its sources had one order.
 static inline void dataloader_describe(const DataLoader *dl, bool shuffle, char *text,
                                        size_t size) {
     size_t n = 0;
@@ -259,9 +260,9 @@ static inline void dataloader_describe(const DataLoader *dl, bool shuffle, char 
         snprintf(text + n, size - n, ", each in an order of its own");
 }
 
-// Permutes sample `index` < samples of an epoch of source number `source`, without memory:
-// a Feistel network of eight Philox rounds permutes the next power of 4, and a result past
-// the end passes through it again (cycle walking).
+// Permutes sample `index` < samples of an epoch of source number `source`, without memory.
+// A Feistel network of eight Philox rounds permutes the next power of 4. A result past the
+// end passes through the network again (cycle walking).
 static inline uint64_t dataloader_permute(uint64_t index, uint64_t samples, uint64_t seed,
                                           uint64_t epoch, uint64_t source) {
     enum { ROUNDS = 8 };

@@ -1,5 +1,5 @@
-// documents.h: the flags of a trainer that keeps documents apart, the token that a document
-// begins with, and a line about the documents of the next batch.
+// documents.h: the flags of a trainer that keeps documents apart. Also finds the token that
+// begins a document, and prints a line about the documents of the next batch.
 // lesson: documents
 //
 // defines: Documents, document_options, document_check, document_token, documents_print
@@ -17,8 +17,8 @@ typedef struct {
     bool given;  // --eot names it
 } Documents;
 
-// Returns the rows of a table and those of *d, a member of the table's object. apart: the
-// default of --documents.
+// Returns a table with more rows: the rows of `table`, then the flags of *d, which is a
+// member of the table's object. apart: the default of --documents.
 static inline FieldTable document_options(FieldTable table, Documents *d,
                                           const char *apart) {
     enum { OWN = 3 };
@@ -48,9 +48,9 @@ static inline bool document_check(Documents *d, size_t V, Error *err) {
            error_set(err, "--eot %zu is not below the %zu tokens of the model", d->eot, V);
 }
 
-// Returns the token that a document begins with: --eot, else the one that the tokenizer
-// puts before a text, else (no tokenizer has been opened) the last of V. Returns -1, which
-// is no token, if documents are not kept apart.
+// Returns the token that begins a document, or -1 (no token) if documents are not kept
+// apart. It is --eot, else the token that the tokenizer puts before a text. Without an open
+// tokenizer it is the last of V.
 static inline int document_token(const Documents *d, const Tokenizer *tokenizer, size_t V) {
     Error err;
     int *prompt = NULL, token = (int)d->eot;

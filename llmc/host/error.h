@@ -14,7 +14,7 @@ typedef struct {
 } Error;
 
 // Prints the sentence, without a newline, and returns false for `return error_set(...)`.
-// Control characters become '?', those of UTF-8 (C2 80 to C2 9F) too: quoted input could
+// Control characters become '?', also UTF-8's (C2 80 to C2 9F): quoted input could
 // otherwise break the line or move the cursor.
 __attribute__((format(printf, 2, 3))) static inline bool error_set(Error *err,
                                                                    const char *format,

@@ -1,12 +1,13 @@
-// eval_file.h: the file of --eval: rows of tokens, some of which count.
+// eval_file.h: the file of --eval, which has rows of tokens. Some tokens of a row count.
 //
 // Little-endian: 256 int32 of header, then uint16 in version 1 and uint32 in version 2.
-// Header: 20261122, version, rows, kind (1 text, 2 cloze, 3 choices), vocabulary V (the
-// model's, or a larger one), words of the original text (0: not known). A row: tokens n,
-// first, count, then n tokens. The model predicts each of the tokens first .. first+count-1
-// from all tokens before it. A row of choices is a context and an ending, and has a word
-// behind `count`: 1 if its ending is the right one, which begins an example, or 0 if it is
-// another of the same example.
+//   header  20261122, version, rows, kind (1 text, 2 cloze, 3 choices), vocabulary V (the
+//           model's, or a larger one), words of the original text (0: not known).
+//   a row   A number n, first, count, then n tokens. The model predicts each of the tokens
+//           first .. first+count-1 from all tokens before it.
+// A row of choices is a context and an ending. It has one more word behind `count`: 1 if
+// its ending is the right one, else 0. The row with the right ending comes first in its
+// example.
 //
 // defines: EvalKind, EvalRow, EvalFile, eval_sample, eval_open, eval_close
 #ifndef LLMC_EVAL_FILE_H
@@ -48,8 +49,7 @@ static inline size_t eval_word_at(const EvalFile *e, size_t i) {
     return e->word_bytes == 2 ? ((const uint16_t *)words)[i] : ((const uint32_t *)words)[i];
 }
 
-// Fills tokens [T + 1] with row i. Zeros pad its end, and stand for a row behind the last
-// one.
+// Fills tokens [T + 1] with row i. Zeros pad its end, and fill a row behind the last one.
 static inline void eval_sample(const EvalFile *e, size_t i, size_t T, int *tokens) {
     size_t count = i < e->rows ? e->row[i].tokens : 0;
     for (size_t t = 0; t <= T; t++)

@@ -22,8 +22,7 @@
 #include "llmc/host/error.h"
 #include "llmc/host/memory.h"
 
-// Reads `bytes` bytes at an offset; false: errno says why, and is 0 where the file ends
-// before.
+// Reads `bytes` bytes at an offset. False: errno says why; 0 if the file ends before.
 static inline bool file_read_at(int fd, void *out, size_t bytes, uint64_t offset) {
     for (size_t done = 0; done < bytes;) {
         ssize_t n = pread(fd, (char *)out + done, bytes - done,
@@ -36,7 +35,8 @@ static inline bool file_read_at(int fd, void *out, size_t bytes, uint64_t offset
     return true;
 }
 
-// Says why file_read_at could not read a file that had more bytes when it was opened.
+// Returns the reason why file_read_at could not read a file that had more bytes when it was
+// opened.
 static inline const char *file_read_failure(void) {
     return errno ? strerror(errno) : "it became shorter";
 }
@@ -58,8 +58,8 @@ static inline int file_open(const char *path, int flags, uint64_t *size, Error *
     return -1;
 }
 
-// A whole small file, followed by a NUL that *bytes does not count; free() it. NULL: see
-// err.
+// Reads a whole small file, followed by a NUL that *bytes does not count. The caller frees
+// it. NULL: see err.
 static inline char *file_read(const char *path, size_t max_bytes, size_t *bytes,
                               Error *err) {
     uint64_t size;
@@ -127,7 +127,8 @@ static inline bool file_write_text(const char *path, const char *text, Error *er
     return file_write(path, text, strlen(text), err);
 }
 
-// snprintf into a path of PATH_MAX bytes; false with a sentence if it does not fit.
+// Prints into a path of PATH_MAX bytes, like snprintf. False with a sentence if it does not
+// fit.
 __attribute__((format(printf, 3, 4))) static inline bool path_print(char path[PATH_MAX],
                                                                     Error *err,
                                                                     const char *format,
@@ -140,7 +141,7 @@ __attribute__((format(printf, 3, 4))) static inline bool path_print(char path[PA
            error_set(err, "the path %.200s... is too long", path);
 }
 
-// Makes the folder and its parents, as far as they are missing.
+// Makes the folder and its missing parents.
 static inline bool folder_make(const char *dir, Error *err) {
     char path[PATH_MAX];
     struct stat info;
@@ -160,16 +161,16 @@ static inline bool folder_make(const char *dir, Error *err) {
 // Waits until the entries of a folder are on the disk.
 static inline bool folder_sync(const char *dir, Error *err) {
     int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    // EINVAL: a file system that has no such operation, and then nothing to wait for.
+    // EINVAL: the file system lacks this operation, and there is nothing to wait for.
     bool ok = (fd >= 0 && (fsync(fd) == 0 || errno == EINVAL)) ||
               error_set(err, "cannot sync the folder %s: %s", dir, strerror(errno));
     if (fd >= 0) close(fd);
     return ok;
 }
 
-// Gives the folder `from` the name `to`. What has it already, whatever it is, gets the name
-// `from` in the same step. False with a sentence and errno; EXDEV: what has the name lies
-// in a lower layer of overlayfs, and can have no other.
+// Gives the folder `from` the name `to`. A file or folder that has this name gets the name
+// `from` in the same step. Returns false with a sentence and errno. EXDEV: the folder `to`
+// lies in a lower layer of overlayfs, where it cannot be renamed.
 static inline bool folder_replace(const char *from, const char *to, Error *err) {
     if (rename(from, to) == 0) return true;  // there was nothing, or an empty folder
     bool taken = errno == ENOTEMPTY || errno == EEXIST || errno == ENOTDIR;
@@ -197,9 +198,9 @@ static inline bool folder_replace(const char *from, const char *to, Error *err) 
 }
 
 // Locks a file until this process closes any descriptor of it. Returns 1, 0 with a sentence
-// if another process has locked it, or -1 with one where the file system has no locks. On
-// NFS the server holds the lock for all nodes (mounted with nolock, a node sees only its
-// own locks). flag: what the user gave for `name`.
+// if another process has locked it, or -1 with one if the file system has no locks. On NFS
+// the server holds the lock for all nodes; mounted with nolock, a node sees only its own
+// locks. flag: the option that gave `name`.
 static inline int file_lock(int fd, const char *flag, const char *name, Error *err) {
     char process[40] = "";
     struct flock whole;
@@ -220,9 +221,10 @@ static inline int file_lock(int fd, const char *flag, const char *name, Error *e
                      name, process, flag);
 }
 
-// Locks the folder of --out by a file .lock, which stays, and is never written: it may be
-// somebody's. *lock is its descriptor, or -1 where there are no locks; err then says why.
-// False with a sentence if another process has it.
+// Locks the folder of --out by a file .lock. The file stays, and nothing is ever written to
+// it, because it may belong to the user. *lock is its descriptor. If the file system has no
+// locks, *lock is -1 and err says why. False with a sentence if another process has locked
+// it.
 static inline bool folder_lock(const char *dir, int *lock, Error *err) {
     char path[PATH_MAX];
     *lock = -1;
@@ -239,8 +241,9 @@ static inline bool folder_lock(const char *dir, int *lock, Error *err) {
     return locked != 0;
 }
 
-// Takes the folder again if its lock was removed or replaced, as by rm -r, and so keeps
-// nobody out. False with a sentence if another process has it now.
+// Locks the folder again if its lock file was removed or replaced, as by rm -r. Without
+// that, the old lock would keep no other run out. False with a sentence if another process
+// has it now.
 static inline bool folder_keep_lock(const char *dir, int *lock, Error *err) {
     char path[PATH_MAX];
     struct stat mine, there;

@@ -15,9 +15,9 @@ typedef struct {
     double scores;     // pairs of a query and a key that it sees, in all B sequences
 } FirstKeys;
 
-// Writes first[T] of one sequence with a window of W keys (Beltagy et al. 2020), the
-// query's own among them; 0: of any number. document[T], if it is there, says where the
-// document of each token begins. Returns the number of pairs.
+// Writes first[T] of one sequence with a window of W keys (Beltagy et al. 2020), which
+// include the query's own; 0: no window. document[T] (or NULL) holds the position at which
+// each token's document begins. Returns the number of pairs.
 static inline double window_keys(int *first, const int *document, size_t T, size_t W) {
     double scores = 0;
     for (size_t t = 0; t < T; t++) {
@@ -29,8 +29,8 @@ static inline double window_keys(int *first, const int *document, size_t T, size
     return scores;
 }
 
-// Writes where the document of each of tokens[T] begins: a document begins at the sequence's
-// first token, and at each token `eot`.
+// Writes for each of tokens[T] the position at which its document begins. A document begins
+// at the sequence's first token, and at each token `eot`.
 static inline void document_keys(int *first, const int *tokens, size_t T, int eot) {
     for (size_t t = 0; t < T; t++)
         first[t] = t == 0 || tokens[t] == eot ? (int)t : first[t - 1];
@@ -46,9 +46,10 @@ static inline size_t tokens_before(Tokens t, size_t position, size_t T) {
     return first + second - t.half;
 }
 
-// Writes, for each query of a rank, the first row of another rank's keys that is in its
-// document or behind it (rows[T]; NULL: not). document: where that of each token of the whole
-// sequence begins, of which either rank has T. Returns the pairs of a query and a key.
+// Writes rows[T] (NULL: does not) for the T queries of one rank and the T keys of another.
+// It has the first row of the keys that is not before the beginning of the query's document.
+// document: for each token of the whole sequence, the position at which its document begins.
+// Returns the number of pairs of a query and a key that it sees.
 static inline double document_rows(int *rows, const int *document, Tokens queries,
                                    Tokens keys, size_t T) {
     size_t scores = 0;

@@ -15,8 +15,8 @@
     9007199254740991.0  // 2^53 - 1: larger whole numbers are not exact in cJSON's doubles
 
 // True if parsing would take more than 10 times the file and 64 MiB. Estimates the memory
-// of cJSON, a little high: 80 bytes for a value and 24 for a string. Hostile files need
-// many more bytes than they have.
+// of cJSON, a little high: 80 bytes for a value and 24 for a string. Hostile files make it
+// allocate many times their size.
 static inline bool json_is_bloated(const char *text, size_t bytes) {
     size_t values = 1, strings = 0;
     bool inside = false;
@@ -59,8 +59,8 @@ static inline bool json_names_differ(const cJSON *value, const char *file, Error
 }
 
 // Parses text[bytes], which a NUL follows. Returns NULL with a sentence unless it is one
-// JSON object, whose members and theirs have names of their own. The caller frees it with
-// cJSON_Delete. cJSON limits the nesting.
+// JSON object in which no object has a name twice. The caller frees it with cJSON_Delete.
+// cJSON limits the nesting.
 static inline cJSON *json_parse(const char *text, size_t bytes, const char *file,
                                 Error *err) {
     const char *end = NULL;
@@ -121,8 +121,8 @@ static inline const char *json_skip(const char *c) {
     return c;
 }
 
-// Finds a member of the object that the text is, which is valid JSON: its value, and the
-// end of it; or NULL.
+// Finds a member of the object in a text of valid JSON. Returns its value and stores the
+// value's end, or returns NULL.
 static inline const char *json_member(const char *text, const char *key, const char **end) {
     for (const char *c = strchr(text, '{') + 1;; c++) {
         c += strspn(c, " \n\r\t");
@@ -139,9 +139,9 @@ static inline const char *json_member(const char *text, const char *key, const c
     }
 }
 
-// Returns the text, one valid JSON object, with a member set to a value, which is JSON: in
-// its old place, or behind the last one. All else stays byte for byte. Frees `text`; free()
-// the result.
+// Sets a member of the object in a text of valid JSON to a value, which is JSON. It takes
+// its old place, or comes behind the last one. All else stays byte for byte. Frees `text`
+// and returns a new one, which the caller frees.
 static inline char *json_set_member(char *text, const char *key, const char *value) {
     const char *end, *at = json_member(text, key, &end);
     const char *before = "", *after = at ? "" : "\n";

@@ -29,7 +29,7 @@ static const struct {
     {"NVIDIA B200", 2250, 0},
 };
 
-// Returns the peak FLOP/s of a device, or 0 if it is not in the table: a wrong peak would
+// Returns the peak FLOP/s of a device, or 0 if it is not in the table. A wrong peak would
 // make a wrong MFU.
 static inline double device_peak_flops(const char *name, bool bf16) {
     if (strstr(name, "MIG")) return 0;  // a slice of a GPU
@@ -65,9 +65,10 @@ typedef struct {
 #define LOG_START "{\"step\":"
 #define LOG_EVAL "\"eval_rows\":"  // in a line of --eval, which no training repeats
 
-// Finds the end of the lines of the first `done` steps, before a last line that was cut off
-// or that a power loss has filled with zeros. Lines of --eval count as done; `evals` takes
-// those behind the end. False with a sentence if the file is not a log.
+// Finds the end of the lines of the first `done` steps. A last line may be cut off, or a
+// power loss may have filled it with zeros: it does not count. Lines of --eval count as
+// done. `evals` takes the ones behind that end. False with a sentence if the file is not a
+// log.
 static inline bool log_scan(FILE *in, const char *path, size_t done, long *end, FILE *evals,
                             Error *err) {
     char *line = NULL;
@@ -103,8 +104,8 @@ static inline FILE *log_take(const char *path, Error *err) {
     return NULL;
 }
 
-// Gives the log of an earlier run, or a link to it, the name PATH.1 or, if that is taken,
-// one with the next number that is free.
+// Renames the log of an earlier run, or a link to it, to PATH.1. If that name is taken,
+// takes the next number that is free.
 static inline bool log_set_aside(const char *path, Error *err) {
     char aside[PATH_MAX];
     struct stat info;
@@ -119,9 +120,9 @@ static inline bool log_set_aside(const char *path, Error *err) {
     return true;
 }
 
-// Starts the log of a run of `steps` steps that resumes after `done`: drops the lines
-// behind these, which the run repeats, but those of --eval, or sets the whole log aside if
-// there are none. Writes through links. path: NULL without --log. flops: of one token
+// Starts the log of a run of `steps` steps that resumes after `done`. Drops the lines
+// behind these, which the run repeats, but keeps the lines of --eval. done 0: sets an old
+// log aside. Writes through links. path: NULL without --log. flops: of one token
 // (llmc/model.h). peak_flops: of all devices; 0: unknown, and MFU is not reported.
 static inline bool log_open(Log *log, const char *path, size_t done, size_t steps,
                             double flops, double peak_flops, Error *err) {

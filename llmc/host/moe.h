@@ -33,8 +33,8 @@ static const Field MOE_OPTIONS[] = {
 };
 enum { MOE_OPTION_ROWS = sizeof MOE_OPTIONS / sizeof MOE_OPTIONS[0] };
 
-// Takes the capacity of the checkpoint if the command line has none. Prints a note where
-// both have one and differ; at a resume that is for trainer.json, which has it too.
+// Takes the capacity of the checkpoint if the command line has none. Prints a note if both
+// have one and differ. At a resume trainer.json's comparison prints it.
 static inline void moe_take_capacity(MoeSpec *o, bool resumes, FILE *out) {
     if (o->capacity > 0 && o->of_checkpoint > 0 && o->capacity != o->of_checkpoint &&
         !resumes)
@@ -92,8 +92,8 @@ static inline bool moe_config_read(const char *path, GPTConfig *config, Error *e
     return ok;
 }
 
-// GPT-2's config.json with another "model_type", so that nobody takes it for one, Mixtral's
-// names for E and k, and the capacity, which an evaluation needs as well.
+// Writes GPT-2's config.json with another "model_type", so that no program takes it for
+// GPT-2. E and k have Mixtral's names. It also has the capacity, which an evaluation needs.
 static inline bool moe_config_write(const char *path, const GPTConfig *g, bool bf16,
                                     Error *err) {
     char members[256];

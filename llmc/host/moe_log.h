@@ -1,4 +1,4 @@
-// moe_log.h: the lines of --log that say how the tokens of a step fell on the experts.
+// moe_log.h: the lines of --log about the tokens of a step on the experts.
 // lesson: moe
 //
 // defines: moe_log
@@ -7,10 +7,12 @@
 
 #include "llmc/host/log.h"
 
-// Adds a line for each of L layers to the log. sums (L, 4, E), over a step of so many
-// tokens: of the choices how many fell on each expert, how many of these were dropped, its
-// share of the balance loss, which is 1 together if all experts are chosen alike, and a share
-// of the loss of large logits.
+// Adds a line for each of L layers to the log. sums (L, 4, E) are over a step of `tokens`
+// tokens. For each expert:
+//   0  How many choices fell on it.
+//   1  How many of these were dropped.
+//   2  Its share of the balance loss. The E shares add up to 1 if experts are chosen alike.
+//   3  Its share of the loss of large logits.
 static inline void moe_log(Log *log, size_t step, const double *sums, size_t L, size_t E,
                            double tokens) {
     for (size_t l = 0; l < L; l++, sums += 4 * E) {

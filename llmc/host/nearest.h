@@ -1,4 +1,4 @@
-// nearest.h: which known word a misspelt one may mean.
+// nearest.h: finds the known word that a misspelt one may mean.
 //
 // defines: word_distance
 #ifndef LLMC_NEAREST_H

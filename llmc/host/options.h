@@ -1,5 +1,5 @@
-// options.h: the command line: parses it by the tables of its fields, prints --help, fills
-// in sizes that were left out and checks the sizes against each other.
+// options.h: the command line. Parses it by the tables of its fields and prints --help.
+// Fills in sizes that were left out and checks the sizes against each other.
 //
 // defines: options_parse, options_help, options_resolve, options_take_model
 #ifndef LLMC_OPTIONS_H
@@ -13,9 +13,9 @@
 #define VERSION "unknown"
 #endif
 
-// The sizes of MODEL_NAMES from gpt2 on, of which d12 to d48 are the first four: GPT-2
-// (Radford et al. 2019), GPT-3 (Brown et al. 2020), and Table 1 of PTD-P (Narayanan et al.
-// 2021).
+// The sizes of MODEL_NAMES from gpt2 on. d12 to d48 are aliases of the first four. The
+// sizes are of GPT-2 (Radford et al. 2019), GPT-3 (Brown et al. 2020), and Table 1 of PTD-P
+// (Narayanan et al. 2021).
 enum { MODEL_PRESET_COUNT = 15, MODEL_ALIASES = 4 };
 static const GPTConfig MODEL_PRESETS[MODEL_PRESET_COUNT] = {
     {12, 768, 12, 50257, 50304, 1024, NULL},    {24, 1024, 16, 50257, 50304, 1024, NULL},
@@ -33,8 +33,8 @@ static inline bool option_is_in(const Field *f, unsigned sections) {
     return !of || (of & sections);
 }
 
-// Refuses a flag that no trainer has, and says which of this trainer's it may mean: one
-// that is at most two letters away.
+// Refuses a flag that no trainer has. Names this trainer's flag that it may mean, if that
+// is at most two letters away.
 static inline bool option_unknown(const Options *o, const char *word, const char *name,
                                   Error *err) {
     const char *nearest = NULL;
@@ -95,10 +95,10 @@ static inline bool option_read(const Options *o, int argc, char **argv, int *i,
     return error_set(err, "--%s must be %s, not '%s'", f->name, wanted, text);
 }
 
-// Sets the options from the defaults and the command line of a trainer. own: the rows that
-// a lesson brings; NULL: none. groups: the rows of trainers of several ranks. Returns
-// false with a sentence for a word that is not right. Checks the range of each value;
-// options_resolve compares values.
+// Sets the options of a trainer from the defaults and the command line. own: rows of a
+// lesson; NULL: none. groups: the rows of trainers of several ranks. Returns false with a
+// sentence for a word that is not right. Checks the range of each value; options_resolve
+// compares values.
 static inline bool options_parse(Options *o, const FieldTable *own, int argc, char **argv,
                                  RankOptions groups, Error *err) {
     const FieldTable ranks = {groups.fields, groups.count, o},
@@ -230,9 +230,9 @@ static inline bool options_check_size(const Options *o, Error *err) {
                      c->L, c->C, c->V, o->seq, o->micro_batch, o->global_batch);
 }
 
-// Fills in options that were left out and checks them, except for files and the schedule,
-// for a run of `ranks` ranks, of which o->grid.rank is this one. `file`: the configuration
-// of the checkpoint of --init or --resume, or NULL.
+// Fills in options that were left out and checks them, except for files and the schedule.
+// ranks: the size of the run; o->grid.rank is this one. `file`: the configuration of the
+// checkpoint of --init or --resume, or NULL.
 static inline bool options_resolve(Options *o, const GPTConfig *file, size_t ranks,
                                    Error *err) {
     if (o->steps == OPTION_LEFT_OUT) o->steps = o->simulate ? 2 : 100;

@@ -53,15 +53,16 @@ static const Field RANK_OPTIONS[] = {
 };
 #undef ROW
 
-// The trainers that have a row with these tags.
+// Returns the names of the trainers that have a row with these tags.
 static inline const char *rank_option_trainers(unsigned tags) {
     return tags & OPTIONS_TENSOR     ? "train_gpt_tp and the trainers after it"
            : tags & OPTIONS_PIPELINE ? "train_gpt_pp and train_gpt_3d"
                                      : "train_gpt_3d and train_data";
 }
 
-// What a trainer of one rank gives options_parse: it has none of these flags, but refuses
-// each with the trainers that have it. grid.h has the one of several ranks.
+// Returns the rank options of a trainer of one rank, for options_parse: it has none of
+// these flags. It refuses each and names the trainers that have it. grid.h has the
+// function of several ranks.
 static inline RankOptions one_rank_options(void) {
     const RankOptions x = {RANK_OPTIONS, sizeof RANK_OPTIONS / sizeof *RANK_OPTIONS, 0,
                            rank_option_trainers, NULL};

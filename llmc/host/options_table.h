@@ -22,7 +22,7 @@ enum {
 
 #define OPTION_LEFT_OUT SIZE_MAX  // for counts in which 0 means "off"
 
-// The place of a rank among all: t * d * p = world of them, see llmc/grid.h. One rank alone
+// The place of a rank among all t * d * p = world of them, see llmc/grid.h. One rank alone
 // has the sizes 1.
 typedef struct {
     size_t world, rank;             // all ranks, and this one

@@ -1,6 +1,6 @@
-// outputs.h: the files that a run writes beside its checkpoints, checked before any work is
-// done and lost: they can be written, and nothing is overwritten that is not a former
-// output; so no input is.
+// outputs.h: checks the files that a run writes beside its checkpoints, before any work is
+// lost. They must be writable. A file is overwritten only if it is a former output, so that
+// no input is lost.
 //
 // defines: outputs_check
 #ifndef LLMC_OUTPUTS_H
@@ -36,7 +36,7 @@ static inline bool output_open(Output *x, Error *err) {
         x->flag, x->path);
 }
 
-// One rank calls it, before any work.
+// Checks all outputs. One rank calls it, before any work.
 static inline bool outputs_check(const Options *o, Error *err) {
     char unfinished[PATH_MAX];
     struct stat none = {};

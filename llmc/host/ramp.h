@@ -61,11 +61,12 @@ static inline size_t ramp_batch(const Ramp *ramp, size_t G, size_t sample) {
 
 typedef enum { LR_COSINE, LR_LINEAR } LRSchedule;
 
-// Returns the learning rate of step `step`, counted from 1, of `steps`. Warm-up: lr * step
-// / warmup. The peak lr is in the last step of the warm-up, or in step 1 without one. Then,
-// with final = lr * final_fraction and x = (step - peak) / (steps - peak), which is 1 in
-// the last step, cosine: final + (lr - final) * (1 + cos(pi x)) / 2; linear: final + (lr -
-// final) * (1 - x).
+// Returns the learning rate of step `step`, counted from 1, of `steps`.
+//   warm-up  lr * step / warmup. The peak lr is in its last step, or in step 1 without one.
+//   cosine   final + (lr - final) * (1 + cos(pi x)) / 2.
+//   linear   final + (lr - final) * (1 - x).
+// In the decay final = lr * final_fraction, and x = (step - peak) / (steps - peak) is 1 in
+// the last step.
 static inline double learning_rate(LRSchedule schedule, size_t step, size_t warmup,
                                    size_t steps, double lr, double final_fraction) {
     size_t peak = warmup ? warmup : 1;

@@ -50,8 +50,8 @@ RANDOM_FUNCTION Philox philox4x32_10(Philox counter, uint32_t key0, uint32_t key
     return out;
 }
 
-// Four random words at a place. block < 2^56, step and tensor < 2^32: no two places share a
-// counter.
+// Returns four random words at a place. block < 2^56, step and tensor < 2^32: no two places
+// share a counter.
 RANDOM_FUNCTION Philox random_words(uint64_t seed, RandomPurpose purpose, uint64_t step,
                                     uint64_t tensor, uint64_t block) {
     Philox counter = {{(uint32_t)block, (uint32_t)(block >> 32) | (uint32_t)purpose << 24,
@@ -59,7 +59,7 @@ RANDOM_FUNCTION Philox random_words(uint64_t seed, RandomPurpose purpose, uint64
     return philox4x32_10(counter, (uint32_t)seed, (uint32_t)(seed >> 32));
 }
 
-// Uniform in [0, 1), 53 bits: two elements to a block.
+// Returns a uniform number in [0, 1), with 53 bits: two elements to a block.
 static inline double random_uniform(uint64_t seed, RandomPurpose purpose, uint64_t step,
                                     uint64_t tensor, uint64_t index) {
     Philox r = random_words(seed, purpose, step, tensor, index / 2);
@@ -67,9 +67,9 @@ static inline double random_uniform(uint64_t seed, RandomPurpose purpose, uint64
     return (double)(((uint64_t)high << 32 | low) >> 11) * (1.0 / 9007199254740992.0);
 }
 
-// out[i], i < count, is stddev times the initial normal of element first + i of the
-// unsharded tensor `tensor`. Four normals to a block: Box-Muller in double on two pairs of
-// words.
+// Fills out[count]: stddev times the initial normals of elements first, first + 1, ... of
+// the unsharded tensor `tensor`. Four normals to a block: Box-Muller in double on two pairs
+// of words.
 static inline void random_normal_fill(float *out, uint64_t seed, uint64_t tensor,
                                       size_t first, size_t count, double stddev) {
 #ifdef _OPENMP

@@ -3,10 +3,10 @@
 // the whole file; several processes can write disjoint slices of one file. Hugging Face
 // splits large models: model.safetensors.index.json says which file has which tensor.
 //
-// A checksum adds up, modulo 2^64, a mix of place and bits of every element. So every rank
-// adds what it writes, in any order, and the ranks' sums added together are those of the
-// whole tensors, whatever the layout is. They find what disks, copies and people damage;
-// they are no protection against somebody who means it.
+// A checksum adds up, modulo 2^64, a mix of place and bits of every element. Every rank
+// adds its own elements, in any order. The sums of all ranks add up to the sums of the
+// whole tensors, in every layout. Checksums find accidental damage; they do not protect
+// against a forger.
 //
 // defines: SafeTensors, STEntry, ST_TYPES, st_open, st_find, st_read, st_read_floats,
 //          st_compare, st_close, checksum_element, st_sum, st_write_floats
@@ -22,7 +22,7 @@
 
 enum { ST_MAX_HEADER = 100000000, ST_STAGE = 16384, ST_MAX_FILES = 1000 };
 
-// Rows of ST_TYPES; from ST_OTHER on: no model has them.
+// Rows of ST_TYPES. No model has types from ST_OTHER on.
 enum { ST_F32, ST_BF16, ST_F16, ST_F64, ST_OTHER };
 
 typedef struct {
@@ -43,8 +43,8 @@ typedef struct {
     int *files;  // [file_count] open
 } SafeTensors;
 
-// The types that the format knows and how many bytes they are wide. The last row stands for
-// all others, which newer files may have, of any width: so a file opens whatever they are.
+// The types that the format knows, and their widths in bytes. The last row is for all other
+// types, of any width, so that a file with newer types opens, too.
 static const struct {
     const char *name;
     size_t width;
@@ -58,7 +58,8 @@ static const struct {
 };
 enum { ST_TYPE_COUNT = (int)(sizeof ST_TYPES / sizeof ST_TYPES[0]) };
 
-// A subnormal has no leading 1 and the exponent of the smallest normal.
+// Converts a half-precision number. A subnormal has no leading 1 and the exponent of the
+// smallest normal.
 static inline float st_from_f16(uint16_t x) {
     int exponent = x >> 10 & 31, fraction = x & 1023;
     float size = ldexpf((float)(exponent ? 1024 + fraction : fraction),
@@ -87,7 +88,7 @@ static inline int st_compare_places(const void *a, const void *b) {
                : x->bytes > y->bytes;  // an empty tensor comes before the one behind it
 }
 
-// Fills in all but the file; begin is relative to the data.
+// Fills in an entry, without its file. begin is relative to the data.
 static inline bool st_parse_entry(STEntry *x, const cJSON *item, const char *path,
                                   Error *err) {
     const cJSON *dtype = cJSON_GetObjectItemCaseSensitive(item, "dtype"), *number;
@@ -124,8 +125,8 @@ static inline bool st_parse_entry(STEntry *x, const cJSON *item, const char *pat
     return true;
 }
 
-// The tensors of one file must tile its data exactly: no overlap, no hole, nothing behind
-// the last one.
+// Refuses a file whose tensors do not tile its data exactly: no overlap, no hole, nothing
+// behind the last one.
 static inline bool st_check_places(STEntry *x, size_t count, uint64_t data,
                                    uint64_t file_size, const char *path, Error *err) {
     qsort(x, count, sizeof *x, st_compare_places);
@@ -145,8 +146,7 @@ static inline bool st_check_places(STEntry *x, size_t count, uint64_t data,
                      (unsigned long long)(data + at), (unsigned long long)file_size);
 }
 
-// Opens a file and adds its tensors to those of *st, which then are sorted by name, for
-// st_find.
+// Opens a file, adds its tensors to *st and sorts all of them by name, for st_find.
 static inline bool st_add(SafeTensors *st, const char *path, int flags, Error *err) {
     uint64_t length, size;
     size_t before = st->count;
@@ -187,7 +187,7 @@ static inline bool st_add(SafeTensors *st, const char *path, int flags, Error *e
     return ok;
 }
 
-// The tensor of that name, or NULL.
+// Returns the tensor of that name, or NULL.
 static inline STEntry *st_find(const SafeTensors *st, const char *name) {
     return (STEntry *)bsearch(&name, st->entries, st->count, sizeof(STEntry),
                               compare_names);
@@ -233,10 +233,10 @@ static inline bool st_add_listed(SafeTensors *st, const cJSON *map, Error *err) 
                      number, st->count);
 }
 
-// Opens the file or, where PATH.index.json is instead, all files of this index, as if they
-// were one. flags: O_RDONLY, or O_RDWR for a rank that fills in its slices of a file that
-// slices_create has made. False with a sentence, and nothing to close, for whatever is not
-// sound.
+// Opens a file. If PATH.index.json is there instead, opens all files of this index as if
+// they were one. flags: O_RDONLY, or O_RDWR for a rank that fills in its slices of a file
+// that slices_create has made. Returns false with a sentence, and nothing to close, if a
+// file is not sound.
 static inline bool st_open(SafeTensors *st, const char *path, int flags, Error *err) {
     char index[PATH_MAX];
     memset(st, 0, sizeof *st);
@@ -251,7 +251,7 @@ static inline bool st_open(SafeTensors *st, const char *path, int flags, Error *
     return ok;
 }
 
-// Elements [first, first + count) of a tensor as they stand in the file.
+// Reads elements [first, first + count) of a tensor as they stand in the file.
 static inline bool st_read(const SafeTensors *st, const STEntry *x, size_t first,
                            size_t count, void *out, Error *err) {
     size_t width = ST_TYPES[x->dtype].width;
@@ -261,7 +261,8 @@ static inline bool st_read(const SafeTensors *st, const STEntry *x, size_t first
                      file_read_failure());
 }
 
-// The same of a floating-point type as floats; F32, BF16 and F16 exactly, F64 rounded.
+// Reads them as floats if the type is floating-point: F32, BF16 and F16 exactly, F64
+// rounded.
 static inline bool st_read_floats(const SafeTensors *st, const STEntry *x, size_t first,
                                   size_t count, float *out, Error *err) {
     union {
@@ -281,7 +282,7 @@ static inline bool st_read_floats(const SafeTensors *st, const STEntry *x, size_
     return true;
 }
 
-// Sets *same: have two tensors the same shape and, as floats, the same values?
+// Sets *same to true if two tensors have the same shape and, as floats, the same values.
 static inline bool st_compare(const SafeTensors *st, const STEntry *x, const STEntry *y,
                               bool *same, Error *err) {
     float a[ST_STAGE], b[ST_STAGE];
@@ -295,7 +296,7 @@ static inline bool st_compare(const SafeTensors *st, const STEntry *x, const STE
     return true;
 }
 
-// What an element adds to its tensor's sum: the finalizer of SplitMix64 (Steele et al.
+// Returns an element's part of its tensor's sum: the finalizer of SplitMix64 (Steele et al.
 // 2014) on place and bits.
 static inline uint64_t checksum_element(uint64_t place, uint32_t bits) {
     uint64_t x = place * 0x9e3779b97f4a7c15u + bits;
@@ -304,7 +305,8 @@ static inline uint64_t checksum_element(uint64_t place, uint32_t bits) {
     return x ^ x >> 31;
 }
 
-// Of elements [first, first + count) of a tensor, F32 or BF16, as they stand in the file.
+// Adds up elements [first, first + count) of a tensor, F32 or BF16, as they stand in the
+// file.
 static inline uint64_t checksum_values(const void *values, int dtype, size_t first,
                                        size_t count) {
     uint64_t sum = 0;
@@ -321,8 +323,8 @@ static inline uint64_t checksum_values(const void *values, int dtype, size_t fir
     return sum;
 }
 
-// Adds one of `shares` shares of a tensor's checksum, every shares-th piece; *piece counts
-// them over all tensors. The tensor must have the type that it was saved with.
+// Adds one of `shares` shares of a tensor's checksum: every shares-th piece. *piece counts
+// pieces over all tensors. The tensor must have the type that it was saved with.
 static inline bool st_sum(const SafeTensors *st, const STEntry *x, size_t share,
                           size_t shares, size_t *piece, uint64_t *sum, Error *err) {
     enum { PIECE = 1 << 16 };

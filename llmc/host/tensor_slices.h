@@ -1,6 +1,6 @@
-// tensor_slices.h: moving slices of a rank's tensors to and from the unsharded tensors of a
-// safetensors file, and the checksums of a checkpoint's tensors, which trainer.json holds
-// and --resume compares with the files.
+// tensor_slices.h: moves slices of a rank's tensors to and from the unsharded tensors of a
+// safetensors file. Also computes the checksums of a checkpoint's tensors; trainer.json
+// holds them, and --resume compares them with the files.
 //
 // defines: Checksums, checksums_make, StateKind, state_name, state_file, state_open,
 //          slices_find, slices_check_rest, ST_START, GRADIENTS_START, GRADIENTS_UNFINISHED,
@@ -19,7 +19,7 @@ typedef struct {
                      // all ranks
 } Checksums;
 
-// The caller frees the sums.
+// Makes the sums of a model's tensors, all 0. The caller frees them.
 static inline Checksums checksums_make(const GPTConfig *config, bool bf16) {
     Checksums c = {*config, count_tensors(config), 0, NULL};
     c.count = 1 + (bf16 ? 4 : 3) * c.tensors;
@@ -27,7 +27,7 @@ static inline Checksums checksums_make(const GPTConfig *config, bool bf16) {
     return c;
 }
 
-// Master: of a bf16 run.
+// STATE_MASTER exists in a bf16 run.
 typedef enum { STATE_WEIGHTS, STATE_M, STATE_V, STATE_MASTER } StateKind;
 
 enum { STATE_NAME_SIZE = sizeof((Tensor *)0)->name + 16 };
@@ -39,7 +39,7 @@ static inline bool state_has(const Tensor *x, StateKind kind) {
     return kind != STATE_V || !(x->spec->flags & TENSOR_MUON);
 }
 
-// The name of a tensor in the file.
+// Writes the name of a tensor in the file.
 static inline const char *state_name(char name[STATE_NAME_SIZE], const Tensor *x,
                                      StateKind kind) {
     static const char *const suffixes[] = {"", ".m", ".v", ".master"};
@@ -60,7 +60,7 @@ static inline bool state_open(SafeTensors *st, const char *dir, StateKind kind, 
            st_open(st, path, flags, err);
 }
 
-// The shape of a tensor in the file, as JSON.
+// Writes the shape of a tensor in the file, as JSON.
 static inline const char *state_shape(char shape[48], const Tensor *x) {
     if (x->spec->rows == '1')
         snprintf(shape, 48, "[%zu]", x->cols);
@@ -69,8 +69,9 @@ static inline const char *state_shape(char shape[48], const Tensor *x) {
     return shape;
 }
 
-// The name that a weight may have in files of others: GPT-2's with "transformer." in front,
-// Llama's without "model.". A tied embedding may be there as the head alone.
+// Finds a weight by the name that it may have in files of others: GPT-2's with
+// "transformer." in front, Llama's without "model.". The head alone may represent a tied
+// embedding.
 static inline const STEntry *slices_find_foreign(const SafeTensors *st, const Tensor *x) {
     const unsigned tied = TENSOR_FIRST | TENSOR_LAST;
     char prefixed[STATE_NAME_SIZE + 12];
@@ -81,8 +82,8 @@ static inline const STEntry *slices_find_foreign(const SafeTensors *st, const Te
     return entry;
 }
 
-// Refuses a file of another optimizer: where this one has a momentum it has a moment, or the
-// other way round.
+// Refuses a file of another optimizer, which has a moment for a tensor that has a momentum
+// here, or the reverse.
 static inline bool slices_check_optimizer(const SafeTensors *st, const Tensor *x,
                                           Error *err) {
     char name[STATE_NAME_SIZE];
@@ -116,8 +117,8 @@ static inline const STEntry *slices_find(const SafeTensors *st, const Tensor *x,
     return ok ? entry : NULL;
 }
 
-// What transformers once saved beside the weights: masks and RoPE's angles, which follow
-// from config.json.
+// True for buffers that old versions of transformers saved beside the weights. These are
+// masks and RoPE's angles, which follow from config.json.
 static inline bool slices_is_buffer(const char *name) {
     static const char *const BUFFERS[] = {"attn.bias", "attn.masked_bias",
                                           "rotary_emb.inv_freq", "rotary_emb.cos_cached",
@@ -130,9 +131,9 @@ static inline bool slices_is_buffer(const char *name) {
     return false;
 }
 
-// Refuses a file of weights that has more than the model: with them it may be another
-// model. used [st->count]: the tensors that the table has found. A tied model may have its
-// head a second time, if it is the embedding.
+// Refuses a file with more weights than the model has, because with them it may be another
+// model. used [st->count]: the tensors that the table has found. A tied model may store its
+// head as well, if the head equals the embedding.
 static inline bool slices_check_rest(const SafeTensors *st, const bool *used,
                                      const GPTConfig *config, Error *err) {
     for (size_t i = 0; i < st->count; i++) {
@@ -156,16 +157,16 @@ static inline bool slices_check_rest(const SafeTensors *st, const bool *used,
     return true;
 }
 
-// How the headers of weights and of gradient dumps begin; transformers wants to see the
-// format "pt".
+// The beginnings of the headers of weights and of gradient dumps. transformers wants to see
+// the format "pt".
 #define ST_START "{\"__metadata__\":{\"format\":\"pt\"}"
 #define GRADIENTS_START "{\"__metadata__\":{\"format\":\"pt\",\"content\":\"gradients\"}"
 #define GRADIENTS_UNFINISHED "%s.unfinished"  // the name of a dump until it is whole
 
-// Creates `path`, in place of a file that a killed run has left, with every tensor of the
-// kinds from `kind` to `last` in the order of the unsharded table: writes the header,
-// padded so that the data starts at a multiple of 8, and reserves the space of the data. A
-// file that fails is removed.
+// Creates `path` with every tensor of the kinds from `kind` to `last`, in the order of the
+// unsharded table. Replaces a file that a killed run has left. Writes the header, padded so
+// that the data starts at a multiple of 8, and reserves the space of the data. Removes a
+// file that fails.
 static inline bool slices_create(const char *path, const char *start,
                                  const GPTConfig *config, int kind, int last, int dtype,
                                  Error *err) {
@@ -218,9 +219,9 @@ static inline bool slices_read(const SafeTensors *st, const Tensor *x, StateKind
     return entry != NULL;
 }
 
-// Writes elements [lo, hi) of the rank's part of a tensor, which `values` holds, into a
-// file of slices_create, and adds them to the sums unless these are NULL. Of the ranks that
-// hold a tensor alike the one writes it that counts it.
+// Writes elements [lo, hi) of the rank's part of a tensor into a file of slices_create.
+// values: these elements. Adds them to the sums unless these are NULL. If several ranks hold
+// the same tensor, only the rank that counts it writes it.
 static inline bool slices_write(const SafeTensors *st, const Tensor *x, StateKind kind,
                                 const float *values, size_t lo, size_t hi, Checksums *sums,
                                 Error *err) {

@@ -97,8 +97,8 @@ static inline int token_compare_bytes(const void *a, const void *b) {
     return order ? order : (x->count > y->count) - (x->count < y->count);
 }
 
-// Tokens of text before those that only have a name, the early before the late, each by
-// their bytes.
+// Orders tokens. Tokens of text come before the ones that only have a name, and early added
+// tokens before late ones. Tokens of one kind are ordered by their bytes.
 static inline int token_compare(const void *a, const void *b) {
     const Token *x = (const Token *)a, *y = (const Token *)b;
     if (x->named != y->named) return x->named ? 1 : -1;
@@ -106,8 +106,8 @@ static inline int token_compare(const void *a, const void *b) {
     return token_compare_bytes(a, b);
 }
 
-// Returns the token of the vocabulary that has these bytes, or -1. named: they are the name
-// of no text in bytes.
+// Returns the token of the vocabulary that has these bytes, or -1. named: the bytes are a
+// name that is no text in bytes.
 static inline int token_find(const Tokenizer *tk, const char *bytes, size_t count,
                              bool named) {
     Token key = {(char *)bytes, count, 0, named, false, false, false};
@@ -136,7 +136,7 @@ typedef struct {
     size_t place;
 } MergeHere;
 
-// The memory that encoding a text of so many bytes needs beside the tokenizer.
+// The memory beside the tokenizer that encoding a text of `bytes` bytes needs.
 typedef struct {
     const Tokenizer *tk;
     char *valid;  // [bytes] valid UTF-8 for PCRE2
@@ -147,7 +147,7 @@ typedef struct {
     size_t heap_count;
 } Encoder;
 
-// The lowest rank comes first, and of one rank the leftmost.
+// True if merge a comes first: by its rank, and of one rank the leftmost.
 static inline bool merge_is_before(MergeHere a, MergeHere b) {
     return a.merge->rank != b.merge->rank ? a.merge->rank < b.merge->rank
                                           : a.place < b.place;
@@ -194,8 +194,8 @@ static inline size_t encoder_bytes(const Tokenizer *tk, const char *word, size_t
 }
 
 // Writes the tokens of one word and returns their count. Merges one pair after another. The
-// tokens are a list, in which one that has become part of its left neighbour is -1; a merge
-// in the heap may have lost its tokens meanwhile.
+// tokens are a linked list. A token that has become part of its left neighbour is -1. A
+// merge in the heap may refer to tokens that no longer exist.
 static inline size_t encoder_merge(Encoder *e, const char *word, size_t bytes,
                                    int *tokens) {
     size_t n = encoder_bytes(e->tk, word, bytes, tokens), kept = 0;
@@ -225,8 +225,8 @@ static inline size_t encoder_merge(Encoder *e, const char *word, size_t bytes,
     return kept;
 }
 
-// Returns how many tokens of list[count] have a byte below `byte` at a place that all of
-// them have.
+// Returns the number of tokens in list[count] that have a byte below `byte` at a place that
+// all of them have.
 static inline size_t tokens_below(const Token *list, size_t count, size_t place,
                                   unsigned byte) {
     size_t low = 0;
@@ -241,8 +241,8 @@ static inline size_t tokens_below(const Token *list, size_t count, size_t place,
 }
 
 // Returns the longest token of list[count], which is sorted by bytes, at the start of
-// text[bytes], or NULL. Each byte of the text narrows the list to the tokens that go on
-// with it.
+// text[bytes], or NULL. Each byte of the text narrows the list to the tokens that match so
+// far.
 static inline const Token *tokenizer_added_at(const Token *list, size_t count,
                                               const char *text, size_t bytes) {
     const Token *found = NULL;
@@ -259,14 +259,14 @@ static inline const Token *tokenizer_added_at(const Token *list, size_t count,
     return found;
 }
 
-// Unicode's White_Space.
+// True for Unicode's White_Space.
 static inline bool is_space(unsigned c) {
     return (c >= 9 && c <= 13) || c == ' ' || c == 0x85 || c == 0xa0 || c == 0x1680 ||
            (c >= 0x2000 && c <= 0x200a) || c == 0x2028 || c == 0x2029 || c == 0x202f ||
            c == 0x205f || c == 0x3000;
 }
 
-// Returns where the white space that ends at text[end] begins, not before `least`.
+// Returns the beginning of the white space that ends at text[end], but not before `least`.
 static inline size_t space_begin(const char *text, size_t least, size_t end) {
     while (end > least) {
         size_t at = end - 1;
@@ -278,7 +278,7 @@ static inline size_t space_begin(const char *text, size_t least, size_t end) {
     return end;
 }
 
-// Returns where the white space that begins at text[at] ends.
+// Returns the end of the white space that begins at text[at].
 static inline size_t space_end(const char *text, size_t at, size_t bytes) {
     while (at < bytes) {
         unsigned c;
@@ -289,8 +289,8 @@ static inline size_t space_end(const char *text, size_t at, size_t bytes) {
     return at;
 }
 
-// Returns where the word that begins at valid[at] ends. What the pattern leaves over before
-// the next word is one, too.
+// Returns the end of the word that begins at valid[at]. Text that the pattern skips before
+// the next word is a word, too.
 static inline size_t encoder_word(Encoder *e, size_t at, size_t bytes) {
     if (!e->tk->words) return bytes;
     int result = pcre2_match(e->tk->words, (PCRE2_SPTR)e->valid, bytes, at,
@@ -305,8 +305,9 @@ static inline size_t encoder_word(Encoder *e, size_t at, size_t bytes) {
 static inline size_t encoder_words(Encoder *e, const char *text, size_t bytes,
                                    int *tokens) {
     size_t n = 0, length;
-    // To find words, a byte that is no UTF-8 counts as U+0001 and U+180E as U+FFFD: neither
-    // is a letter, number or space. PCRE2's \s has U+180E, Unicode's White_Space has not.
+    // For the search of words, a byte that is no UTF-8 counts as U+0001, and U+180E as
+    // U+FFFD. Neither is a letter, number or space. PCRE2's \s includes U+180E, which
+    // Unicode's White_Space does not.
     for (size_t i = 0; i < bytes; i += length) {
         unsigned character;
         length = utf8_read(text + i, bytes - i, &character);
@@ -327,8 +328,8 @@ static inline size_t encoder_words(Encoder *e, const char *text, size_t bytes,
 }
 
 // Writes the tokens of text[bytes] and returns their count. The first round looks for the
-// early added tokens, the second one, in what these leave, for the late ones, and the third
-// splits the rest into words.
+// early added tokens. The second looks for the late ones in the text between them. The
+// third splits the rest into words.
 static inline size_t encoder_round(Encoder *e, int round, const char *text, size_t bytes,
                                    int *tokens) {
     const Tokenizer *tk = e->tk;
@@ -354,8 +355,8 @@ static inline size_t encoder_round(Encoder *e, int round, const char *text, size
 
 #define TOKENIZER_FAILED SIZE_MAX
 
-// Writes the tokens of text[bytes] to tokens[bytes] (there are never more) and returns
-// their count, or TOKENIZER_FAILED if the pattern of words takes PCRE2 too long.
+// Writes the tokens of text[bytes] to tokens[bytes] (there are never more). Returns their
+// count, or TOKENIZER_FAILED if the pattern of words takes PCRE2 too long.
 static inline size_t tokenizer_encode(const Tokenizer *tk, const char *text, size_t bytes,
                                       int *tokens) {
     Encoder e;
@@ -385,8 +386,8 @@ static inline const char *tokenizer_decode(const Tokenizer *tk, int token, size_
 // ----------------------------------------------------------------------------------------
 // Prompts and samples
 
-// Prints the text of tokens[count]. A byte that is no UTF-8 and a control character, which
-// a terminal might obey, become '?': an untrained model makes plenty of both.
+// Prints the text of tokens[count]. An untrained model makes plenty of bytes that are no
+// UTF-8, and of control characters, which a terminal might obey. Both become '?'.
 static inline void tokenizer_print(const Tokenizer *tk, const int *tokens, size_t count) {
     size_t bytes, length;
     char *text;
@@ -408,9 +409,9 @@ static inline void tokenizer_print(const Tokenizer *tk, const int *tokens, size_
     free(text);
 }
 
-// Makes the tokens of a prompt; the caller frees them, also after an error. No prompt, or
-// an empty one, is what every prompt begins with, or else <|endoftext|>. Refuses tokens
-// outside of the model's vocabulary V.
+// Makes the tokens of a prompt; the caller frees them, also after an error. If the prompt
+// is NULL or empty, these are the tokens that begin every prompt, or else <|endoftext|>.
+// Refuses tokens outside of the model's vocabulary V.
 static inline bool tokenizer_prompt(const Tokenizer *tk, const char *prompt, size_t V,
                                     int **tokens, size_t *count, Error *err) {
     *tokens = NULL;

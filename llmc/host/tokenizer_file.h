@@ -12,7 +12,8 @@
 #include "llmc/host/json.h"
 #include "llmc/host/tokenizer.h"
 
-// A byte of a text is compared with an added token's at most so many times.
+// The bound ADDED_MAX_BYTES limits how often a byte of a text is compared with added
+// tokens.
 enum { TOKENIZER_MAX_FILE = 128 << 20, ADDED_MAX_BYTES = 256 };
 
 enum { BYTE_VOCABULARY = 257 };  // the bytes and <|endoftext|>
@@ -22,8 +23,10 @@ enum { BYTE_VOCABULARY = 257 };  // the bytes and <|endoftext|>
 #define BPE_WORD \
     "'(?:[stmd]|re|ve|ll)| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
 
-// Reads: we do what it says, or refuse its value. Switch: that, of true and false.
-// Harmless: the tokens of a text do not depend on it. Off: refused unless it is off.
+//   KEY_READS     Its value is used, or refused.
+//   KEY_SWITCH    The same, and the value is true or false.
+//   KEY_HARMLESS  The tokens of a text do not depend on it.
+//   KEY_OFF       It is refused unless it is off.
 typedef enum { KEY_READS, KEY_SWITCH, KEY_HARMLESS, KEY_OFF } KeyUse;
 
 // The keys of the file, of the objects in it by their names, and of each added token.
@@ -97,8 +100,8 @@ static inline const char *json_text(const cJSON *object, const char *key) {
     return cJSON_GetStringValue(json_get(object, key));
 }
 
-// A vocabulary writes bytes as printable characters: 188 as themselves in Latin-1, the
-// other 68 as U+0100 onwards. Returns -1 for another character.
+// Returns the byte that a character of a vocabulary represents, or -1 if it represents
+// none. 188 bytes are themselves in Latin-1, the other 68 are U+0100 onwards.
 static inline int character_to_byte(unsigned c) {
     if ((c >= 33 && c <= 126) || (c >= 161 && c <= 255 && c != 173)) return (int)c;
     if (c < 256) return -1;
@@ -134,8 +137,8 @@ static inline bool json_is_off(const cJSON *object, const char *key) {
            (cJSON_IsNumber(x) && x->valuedouble == 0.0);
 }
 
-// Refuses an object of that name with a key that the format does not know, that is on where
-// we need it off, or that is a switch and neither true nor false.
+// Refuses an object of that name with an unknown key, a key that is on but must be off, or
+// a switch without true or false.
 static inline bool keys_check(const cJSON *object, const char *name, const char *path,
                               Error *err) {
     const cJSON *member;
@@ -162,8 +165,8 @@ static inline bool keys_check(const cJSON *object, const char *name, const char 
 // ----------------------------------------------------------------------------------------
 // Tokens
 
-// Makes the token of that name in a vocabulary: its bytes, or the name itself if it has
-// another character than bytes are written with. The caller frees its bytes.
+// Makes the token of that name in a vocabulary: its bytes. If the name has a character that
+// represents no byte, it is the name itself. The caller frees its bytes.
 static inline Token token_of_name(const char *name) {
     Token x = {host_string(name), 0, -1, false, false, false, false};
     x.count = name_to_bytes(name, x.bytes, &x.named);
@@ -178,7 +181,7 @@ static inline int token_by_name(const Tokenizer *tk, const char *name) {
     return number;
 }
 
-// Makes room for the vocabulary and so many added tokens. A number that is too large is
+// Makes room for the vocabulary and `added` added tokens. A number that is too large is
 // refused later.
 static inline void tokenizer_make_room(Tokenizer *tk, const cJSON *vocab, size_t added) {
     size_t count = 0;
@@ -212,8 +215,8 @@ static inline bool tokenizer_read_vocab(Tokenizer *tk, const cJSON *vocab, const
 }
 
 // Reads an added token. next: the first number behind all others. The package tokenizers
-// gives it the vocabulary's number of its text, or else the next one, whatever "id" says.
-// An empty text, and a text the second time, is none.
+// ignores "id": the token gets the vocabulary's number of its text, or else the next one.
+// Refuses another "id". An empty text is no token.
 static inline bool tokenizer_read_added(Tokenizer *tk, const cJSON *item, size_t *next,
                                         const char *path, Error *err) {
     const char *content = json_text(item, "content");
@@ -299,7 +302,7 @@ static inline bool tokenizer_read_merges(Tokenizer *tk, const cJSON *merges,
     return true;
 }
 
-// Reads "unk_token", the name of the token that stands for a byte without one.
+// Reads "unk_token", the name of the token that replaces a byte without one.
 static inline bool tokenizer_read_unknown(Tokenizer *tk, const cJSON *model,
                                           const char *path, Error *err) {
     const char *name = json_text(model, "unk_token");
@@ -321,10 +324,10 @@ static inline bool tokenizer_read_unknown(Tokenizer *tk, const cJSON *model,
 }
 
 // ----------------------------------------------------------------------------------------
-// What stands around a text
+// Tokens before a text
 
-// Reads a TemplateProcessing: "single" is special tokens, which "special_tokens" gives the
-// numbers of, and then the text.
+// Reads a TemplateProcessing: "single" has special tokens, then the text. "special_tokens"
+// has their numbers.
 static inline bool tokenizer_read_template(Tokenizer *tk, const cJSON *post,
                                            const char *path, Error *err) {
     const cJSON *piece, *number;
@@ -458,10 +461,10 @@ static inline bool tokenizer_check_words(const cJSON *root, const char *path, Er
 // ----------------------------------------------------------------------------------------
 // Files
 
-// Finds the tokenizer.json of a model with vocabulary V: beside its weights, or else beside
-// those that its training began with; NULL: there are none. path "": a token of the model
-// is a byte. Whatever has the name is it: a link that leads nowhere is refused when it is
-// opened.
+// Finds the tokenizer.json of a model with vocabulary V: in the folder of its weights, or
+// else in the folder that its training began with. path is "" if there is none and a token
+// of the model is a byte. Takes any entry of that name; a link that leads nowhere is
+// refused when it is opened.
 static inline bool tokenizer_beside(char path[PATH_MAX], const char *weights,
                                     const char *began, size_t V, Error *err) {
     const char *const folders[] = {weights, began};

@@ -1,8 +1,9 @@
 // tokenizer_kinds.h: the tokenizer.json of Llama 3, Qwen2 and SmolLM2.
 // lesson: llama
 //
-// They are byte-level BPE that splits text into words in other ways than GPT-2, takes a
-// word that is a token as it is (ignore_merges), or composes characters first (NFC).
+// Their tokenizers are byte-level BPE. Unlike GPT-2's they split text into words by other
+// patterns, take a word that is a token as it is (ignore_merges), or compose characters
+// first (NFC).
 //
 // defines: tokenizer_open_kind
 #ifndef LLMC_TOKENIZER_KINDS_H
@@ -30,12 +31,15 @@
 // ----------------------------------------------------------------------------------------
 // Patterns
 //
-// The package tokenizers has Oniguruma, and we have PCRE2. Much reads alike and means
-// something else: \p{N}{1,3}+ is possessive in PCRE2 and repeated in Oniguruma, [a&&b] is
-// an intersection in one of them, $ the end of a line or of the text. So only what means
-// the same is let through: characters, \s \S \d \D \r \n \t, escaped signs, general
-// categories like \p{Lu}, sets of these, groups, | and looks ahead, ? * + with a ? or a +
-// behind them, {n,m} with neither, and the English endings of words in any case.
+// The package tokenizers uses Oniguruma, and we use PCRE2. Some syntax has the same form
+// and another meaning:
+//   \p{N}{1,3}+  It is possessive in PCRE2 and repeated in Oniguruma.
+//   [a&&b]       It is an intersection in one of them.
+//   $            It is the end of a line or of the text.
+// Only syntax with the same meaning is let through: characters, \s \S \d \D \r \n \t,
+// escaped signs, general categories like \p{Lu}, sets of these, groups, | and looks ahead.
+// So are ? * + with a ? or a + behind them, {n,m} with neither, and the English endings of
+// words in any case.
 
 // Returns the length of an escape, or 0 for one that may differ. *single: it is one
 // character.
@@ -87,8 +91,9 @@ static inline size_t pattern_interval(const char *p) {
     return p[n] == '}' && p[n + 1] != '?' && p[n + 1] != '+' ? n + 1 : 0;
 }
 
-// Returns the length of a group's opening, or of the whole group if it is the endings in
-// any case; 0: another. *opens: the group goes on. *look: it is a look ahead.
+// Returns the length of a group's opening, or 0 if it may differ. If the group is the
+// endings in any case, returns the length of the whole group. *opens: the group is still
+// open. *look: it is a look ahead.
 static inline size_t pattern_group(const char *p, bool *opens, bool *look) {
     static const char *const endings[] = {"(?i:'s|'t|'re|'ve|'m|'ll|'d)",
                                           "(?i:[sdmt]|ll|ve|re)"};
@@ -102,7 +107,7 @@ static inline size_t pattern_group(const char *p, bool *opens, bool *look) {
     return p[1] != '?' && p[1] != '*';
 }
 
-// Returns where the pattern has something that may differ, or NULL.
+// Returns the first place in the pattern that may differ, or NULL.
 static inline const char *pattern_differs(const char *p) {
     bool repeatable = false;  // ? * + or {n,m} may follow
     uint64_t looks = 0;       // the open groups that are looks ahead, a bit each
@@ -130,8 +135,8 @@ static inline const char *pattern_differs(const char *p) {
     return NULL;
 }
 
-// Checks the pattern of a Split. One that matches nothing at all between two characters
-// cuts there, which we do not.
+// Checks the pattern of a Split. A pattern that matches nothing at all between two
+// characters would cut there, which we do not.
 static inline bool pattern_check(const char *pattern, const char *path, Error *err) {
     uint32_t empty = 0;
     const char *strange = pattern_differs(pattern);
@@ -198,7 +203,7 @@ static inline const char *kind_pattern(const cJSON *splitter, const char *path,
     return NULL;
 }
 
-// May NFC change the text? Then we would find other tokens.
+// True if NFC may change the text. Then we would find other tokens.
 static inline bool kind_changes(const char *text) {
     Error err;
     pcre2_code *code = tokenizer_compile(NFC_CHANGES, "NFC", &err);
@@ -247,7 +252,7 @@ static inline bool kind_read(Tokenizer *tk, const cJSON *root, const Options *o,
            (!normal || kind_check_normal(tk, o, err));
 }
 
-// tokenizer_open for GPT-2's kind and these.
+// Does tokenizer_open for GPT-2's kind and these.
 static inline bool tokenizer_open_kind(Tokenizer *tk, const Options *o, Error *err) {
     if (!o->tokenizer) return tokenizer_open(tk, NULL, err);
     memset(tk, 0, sizeof *tk);

@@ -1,5 +1,5 @@
-// tokens.h: which tokens of a sequence a rank holds: all of them, or with context
-// parallelism a part.
+// tokens.h: the tokens of a sequence that a rank holds: all of them, or a part with
+// context parallelism.
 //
 // defines: Tokens, tokens_position, tokens_row
 #ifndef LLMC_TOKENS_H
@@ -17,7 +17,8 @@ RANDOM_FUNCTION size_t tokens_position(Tokens t, size_t row) {
     return row + t.shift[row >= t.half];
 }
 
-// The row of a position on a rank with T rows of a sequence, or T if another rank has it.
+// Returns the row of a position on a rank with T rows of a sequence, or T if another rank
+// has it.
 RANDOM_FUNCTION size_t tokens_row(Tokens t, size_t position, size_t T) {
     size_t first = position - t.shift[0],
            second = position - t.shift[1];  // wrap around, past every T, if before

@@ -38,9 +38,10 @@ typedef struct {
     Options opt;  // of a state that was read: the options in TRAINER_KEYS, 0 elsewhere
 } TrainerState;
 
-// Fixed: a resumed run must have the same value. Free: it may have another. Sparse: the
-// checksum "state" leaves out the value 0 or "". Late: older files lack it, which is the
-// value 0 or "".
+//   KEY_FIXED   A resumed run must have the same value.
+//   KEY_FREE    It may have another.
+//   KEY_SPARSE  The checksum "state" leaves out the value 0 or "".
+//   KEY_LATE    Older files lack it, which is the value 0 or "".
 enum { KEY_FIXED = 1, KEY_FREE = 2, KEY_SPARSE = 4, KEY_LATE = 8 };
 
 // The keys, in the order of the checksum "state": new ones go to the end. The values of
@@ -158,9 +159,9 @@ static inline void trainer_lesson_compare(const char *saved, const char *now, FI
     }
 }
 
-// Compares the options of a checkpoint with those of a run that continues it. Returns false
-// with a sentence if a fixed one differs. Prints a note for each other one that differs.
-// Without notes, the same layout continues with the same bits.
+// Compares the options of a checkpoint with the options of a run that continues it. Returns
+// false with a sentence if a fixed one differs. Prints a note for each other one that
+// differs. Without notes, the same layout continues with the same bits.
 static inline bool trainer_state_compare(const TrainerState *saved, const TrainerState *now,
                                          FILE *out, Error *err) {
     for (int i = 0; i < TRAINER_KEY_COUNT; i++) {
@@ -218,8 +219,8 @@ static inline bool progress_data(TrainerState *progress, const DataLoader *data,
     return true;
 }
 
-// Notes the checksum of tuned.cuh's file. Another file, or none, gives other bits and no
-// other mathematics: a resumed run may have it, and says so.
+// Notes the checksum of tuned.cuh's file. Another file, or none, gives other bits but the
+// same mathematics: a resumed run may use it, and prints a note.
 static inline void progress_tuned(TrainerState *progress, uint64_t sum, bool resumes) {
     char now[sizeof progress->tuned] = "";
     if (sum) snprintf(now, sizeof now, "%016" PRIx64, sum);

@@ -2,7 +2,7 @@
 //
 //   m = beta1 m + (1 - beta1) g        v = beta2 v + (1 - beta2) g^2
 //   p = p - lr (m / c1 / (sqrt(v / c2) + eps) + weight_decay p)
-//   c1 = 1 - beta1^t, c2 = 1 - beta2^t
+//   c1 = 1 - beta1^t,  c2 = 1 - beta2^t
 //
 // defines: AdamW, adamw_factors, adamw_number, adamw_update
 #ifndef LLMC_ADAMW_CUH
@@ -10,9 +10,9 @@
 
 #include "llmc/kernels/packs.cuh"
 
-// A beta near 1 is 1 as a float, but 1 - beta has all its digits if it is the number that
-// is rounded. The kernel reads nothing else of a beta, so that the moments decay by what
-// they gain.
+// A beta near 1 may round to 1 as a float, but 1 - beta keeps all its digits if it is
+// computed first and then rounded. The kernel reads only this number, so that the decay of
+// a moment matches its gain.
 typedef struct {
     float lr, eps, decay;
     float gain1, gain2;         // 1 - beta1 and 1 - beta2
@@ -44,7 +44,7 @@ __device__ __forceinline__ float adamw_element(float p, float g, float *m, float
 }
 
 // Updates a block's chunk of n elements, a multiple of W. `weights` are fp32: the master
-// weights, or params if these are fp32; narrow is then NULL.
+// weights, or params if these are fp32. In the second case narrow is NULL.
 template <int W>
 __device__ __forceinline__ void adamw_chunk(floatX *__restrict narrow,
                                             float *__restrict weights,
@@ -104,9 +104,9 @@ static inline unsigned adamw_number(Piece *pieces, size_t count) {
 }
 
 // Updates the weights of pieces[count], on the device and numbered by adamw_number. n is
-// their sum, give or take padding. master are the fp32 weights and params their rounded
-// copy; master is NULL where floatX is float. All buffers begin at multiples of 16 bytes;
-// pieces that do not take a slower path.
+// the number of their elements, or a little more for padding. master are the fp32 weights
+// and params their rounded copy. If floatX is float, master is NULL. All buffers begin at
+// multiples of 16 bytes; pieces that do not take a slower path.
 static inline void adamw_update(floatX *params, float *master, const float *grads, float *m,
                                 float *v, const Piece *pieces, size_t count,
                                 unsigned blocks, size_t n, AdamW h, cudaStream_t stream) {

@@ -20,7 +20,8 @@ __global__ void __launch_bounds__(ELEMENT_THREADS)
     }
 }
 
-// sum[n] += x[n], fp32. n is a multiple of 4, and both begin at multiples of 16 bytes.
+// Adds x[n] to sum[n], fp32. n is a multiple of 4, and both begin at multiples of 16
+// bytes.
 static inline void add_floats(float *sum, const float *x, size_t n, cudaStream_t stream) {
     if (n == 0) return;
     kernel_cost(KERNEL_ELEMENTWISE, n, 3 * sizeof(float), 1);

@@ -1,10 +1,11 @@
 // attention.cuh: causal self-attention, straight on the interleaved q|k|v that the
 // projection wrote.
 //
-// Flash attention: memory O(T), no matrix of scores; deterministic. bf16 heads of up to 256
-// channels, a multiple of 8, go to the tensor cores; on Hopper those of 64 and 128 without
-// dropout go to its asynchronous products. Everything else is done in fp32 arithmetic. d:
-// dropout of the probabilities. NH may be the heads of one tensor rank; C is then their
+// Flash attention needs memory O(T) and no matrix of scores. It is deterministic.
+//   tensor cores           bf16, heads of up to 256 channels, a multiple of 8.
+//   asynchronous products  The same on Hopper, heads of 64 or 128 channels, no dropout.
+//   fp32 arithmetic        All others.
+// d: dropout of the probabilities. NH may be the heads of one tensor rank. C is then their
 // share of the channels, and HS = C / NH.
 //
 // defines: attention_of, attention_launch, attention_forward, attention_backward
@@ -59,7 +60,8 @@ static inline void attention_capacity(size_t HS, Launch launch) {
     launch(std::integral_constant<int, CAPACITY>());
 }
 
-// Args: Attention, or of rows of two ranks, see llmc/kernels/context.cuh.
+// Launches the best kernels. Args: Attention, or AttentionPair for the rows of two ranks
+// (llmc/kernels/context.cuh).
 template <class Args>
 static inline void attention_launch(const Args &a, const Dropout &drop, bool backward,
                                     cudaStream_t stream) {
@@ -95,9 +97,9 @@ static inline void attention_launch(const Args &a, const Dropout &drop, bool bac
     });
 }
 
-// Computes out[B,T,C] from qkv[B,T,3,NH,HS], and for the backward pass lse[B,NH,T], the
-// log-sum-exp of each row of scores. KV: heads of k and of v, each of NH / KV query heads;
-// qkv is then [B,T,NH + 2 KV,HS].
+// Computes out[B,T,C] from qkv[B,T,3,NH,HS]. Also computes lse[B,NH,T] for the backward
+// pass: the log-sum-exp of each row of scores. KV: heads of k and of v. Each serves NH / KV
+// query heads, and qkv is then [B,T,NH + 2 KV,HS].
 static inline void attention_forward(floatX *out, float *lse, const floatX *qkv, size_t B,
                                      size_t T, size_t C, size_t NH, cudaStream_t stream,
                                      Dropout d = Dropout{}, size_t KV = 0) {
@@ -109,7 +111,7 @@ static inline void attention_forward(floatX *out, float *lse, const floatX *qkv,
 }
 
 // Computes dqkv[B,T,3,NH,HS] from dout[B,T,C], forward's input qkv and its outputs.
-// dot[B,NH,T] is scratch: the dot product of each output and its gradient.
+// dot[B,NH,T] is scratch for the dot product of each output and its gradient.
 static inline void attention_backward(floatX *dqkv, float *dot, const floatX *dout,
                                       const floatX *out, const float *lse,
                                       const floatX *qkv, size_t B, size_t T, size_t C,

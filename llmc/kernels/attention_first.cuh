@@ -1,12 +1,12 @@
-// attention_first.cuh: causal attention in which each query sees keys from one of its own on:
-// of its document, or of a window (Beltagy et al. 2020). Tiles of keys that no query of a
-// block sees, and of queries that see no key of it, are skipped.
+// attention_first.cuh: causal attention in which each query has a first key: the first of its
+// document, or of a window (Beltagy et al. 2020). A block of queries skips tiles of keys that
+// none of them sees. A block of keys skips tiles of queries that see none of them.
 // lesson: documents
 //
 // The kernels are the templates of attention.cuh. `first` never falls from a query to the
-// next. So a block's first query knows where its keys begin, and bisection finds the last
-// query that sees a block of keys. Hopper's asynchronous kernels know causal masks alone: a
-// GPU takes the others.
+// next. So a block's first query tells where its keys begin, and bisection finds the last
+// query that sees a block of keys. Hopper's asynchronous kernels know causal masks only. A
+// GPU takes the other kernels.
 //
 // defines: WithFirst, AttentionFirst, attention_first_forward, attention_first_backward
 #ifndef LLMC_ATTENTION_FIRST_CUH
@@ -15,9 +15,10 @@
 #include "llmc/host/first_keys.h"
 #include "llmc/kernels/attention.cuh"
 
-// Base has query_at(b, q), the place in `first` of query q of sequence b, and
-// key_row(position), the first row of k that is not before a position. first_key() is
-// called for queries that exist.
+// Base has two functions:
+//   query_at(b, q)     the place in `first` of query q of sequence b,
+//   key_row(position)  the first row of k at a position or behind it.
+// first_key() is called for queries that exist.
 template <class Base>
 struct WithFirst : Base {
     static constexpr bool FIRST = true;
@@ -108,13 +109,13 @@ struct AttentionWhole : Attention {
 };
 typedef WithFirst<AttentionWhole> AttentionFirst;
 
-// Declares the work of the causal attention that has as many scores.
+// Declares the work of causal attention with the same number of scores.
 static inline void attention_first_cost(bool backward, const Attention &a, double scores) {
     size_t T = (size_t)(sqrt(2 * scores / (double)a.B) + 0.5);
     attention_cost(backward, a.B, T, a.NH, a.KV, a.HS, sizeof(floatX));
 }
 
-// Computes what attention_forward does, of keys that each query sees.
+// Does the work of attention_forward with the keys that each query sees.
 static inline void attention_first_forward(floatX *out, float *lse, const floatX *qkv,
                                            FirstKeys keys, size_t B, size_t T, size_t C,
                                            size_t NH, cudaStream_t stream,

@@ -1,12 +1,12 @@
 // attention_rows.cuh: flash attention in fp32 arithmetic, for floatX of either kind and
-// heads of any size up to 512. Scores are made tile by tile and never stored: forward keeps
-// the softmax by its running maximum and sum, backward makes the probabilities again from
-// their log-sum-exp.
+// heads of any size up to 512. Scores are computed tile by tile and never stored. Forward
+// keeps the softmax by its running maximum and sum. Backward computes the probabilities
+// again from their log-sum-exp.
 //
-// A thread owns R rows (queries; keys for the gradient of keys and values), and LANES
-// threads share a row by its channels. On a GPU R is 1: a row has one float in each
-// register, 16 channels a lane, and the block shares the tiles of the other side. A CPU has
-// structs of its own beside AttentionRows, with several rows and the same kernels.
+// A thread owns R rows: queries, or keys for the gradient of keys and values. LANES threads
+// share a row by its channels. On a GPU R is 1: a row has one float in each register, 16
+// channels a lane, and the block shares the tiles of the other side. A CPU has structs of
+// its own beside AttentionRows, with several rows and the same kernels.
 //
 // defines: Attention, AttentionPlace, place_head, attention_blocks, attention_place,
 //          AttentionRows, attention_rows
@@ -21,8 +21,8 @@
 
 // Rows of q, k, v and their gradients are tokens, `stride` elements apart, with heads of HS
 // channels side by side. Rows of out and dout are out_stride apart. Sequences follow each
-// other without a gap. Each of the KV heads of k and v serves NH / KV neighbouring ones of
-// q (Ainslie et al. 2023), whose gradients of k and v are summed in their order.
+// other without a gap. Each of the KV heads of k and v serves NH / KV neighbouring heads of
+// q (Ainslie et al. 2023). Its gradients are sums over these heads, in their order.
 struct Attention {
     size_t B, T, NH, KV, HS, stride, out_stride;
     float scale;  // of the scores: 1 / sqrt(HS)
@@ -33,10 +33,9 @@ struct Attention {
     const floatX *y, *dout;
     floatX *dq, *dk, *dv;
     float *dot;  // [B,NH,T] dot product of each output and its gradient
-    // T queries and Tk keys of sequences whose rows, and those of lse and dot, are `rows`
-    // apart. Rows of k and v are k_stride apart. These three differ from T and stride in
-    // AttentionPair only (llmc/kernels/context.cuh), which has results and the names below
-    // of its own.
+    // T queries and Tk keys of each sequence. A sequence has `rows` rows, also in lse and
+    // dot. Rows of k and v are k_stride apart. Only AttentionPair (llmc/kernels/context.cuh)
+    // has other values here than T and stride. It has results and the names below of its own.
     size_t Tk, rows, k_stride;
     static constexpr bool PAIR = false, full = false;  // full: every query sees every key
     // FIRST: each query sees keys from one of its own on (llmc/kernels/attention_first.cuh).
@@ -51,7 +50,7 @@ struct Attention {
     }
 };
 
-// Where a block works. Rows are int, as registers are short.
+// The place of a block's work. Rows are int to save registers.
 struct AttentionPlace {
     size_t in, in_k, out;  // where the head begins in q, in k and v, and in out
     size_t stat;           // and in lse and dot
@@ -79,9 +78,9 @@ static inline unsigned attention_blocks(const Attention &a, bool keys, size_t ro
     return (unsigned)(a.B * (keys ? a.KV : a.NH) * CEIL_DIV(keys ? a.Tk : a.T, rows));
 }
 
-// Fills in the place of one of these blocks, but for the thread's row. The blocks of a head
-// are neighbours: their keys and values stay in the L2 cache. Those with most work begin
-// first.
+// Fills in the place of one of these blocks, except the thread's row. The blocks of a head
+// are neighbours: their keys and values stay in the L2 cache. Blocks with the most work
+// begin first.
 template <class A>
 __device__ __forceinline__ void attention_place(AttentionPlace &p,
                                                 const typename A::Args &a, bool keys,
@@ -137,7 +136,7 @@ struct AttentionRows {
         }
         return tile;
     }
-    // A CPU prefetches the tile that begins so many rows further.
+    // On a CPU, prefetches the tile that begins the given number of rows further.
     __device__ __forceinline__ static void prefetch_tile(const Tile *, size_t,
                                                          const Attention &) {}
 
@@ -179,7 +178,7 @@ __device__ __forceinline__ AttentionPlace row_place(const typename A::Args &a, b
     return p;
 }
 
-// Row r of x.
+// Returns row r of x.
 template <class V>
 __device__ __forceinline__ float &row_of(V &x, size_t r) {
     return ((float *)&x)[r];

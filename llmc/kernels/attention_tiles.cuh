@@ -1,6 +1,6 @@
 // attention_tiles.cuh: the parts of the tensor-core kernels of attention beside the
-// products: the rows of a block, a warp and a lane; the other side's rows as tiles in
-// shared memory; fragments; masks.
+// products. They are the rows of a block, a warp and a lane, the other side's rows as tiles
+// in shared memory, fragments, and masks.
 //
 // defines: AttentionMma, MmaPlace, mma_place, TileCopy, TilePair, load_pair, load_two,
 //          load_fragments, tile_fragments, store_fragments, round_fragments,
@@ -39,7 +39,7 @@ struct AttentionMma {
                                      : CAPACITY <= 192 ? 3
                                      : DROP            ? 8
                                                        : 4;
-    // Groups of 16 rows that a warp of the forward pass has: two share what it reads of a
+    // Groups of 16 rows of a warp in the forward pass. Two groups share the loads of a
     // tile.
     template <bool DROP>
     static constexpr int GROUPS = CAPACITY == 64 && !DROP ? 2 : 1;
@@ -53,7 +53,7 @@ struct MmaPlace : AttentionPlace {
     int pair;  // first column of the lane in a fragment
 };
 
-// A warp has GROUPS times 16 rows; the place is that of the first 16.
+// Returns the place of a warp's first 16 rows. It has GROUPS times 16.
 template <class A, int GROUPS = 1>
 __device__ __forceinline__ MmaPlace mma_place(const typename A::Args &a, bool keys) {
     MmaPlace p;
@@ -254,9 +254,9 @@ __device__ __forceinline__ void hide_fragments(float (&s)[N8][4], const MmaPlace
 }
 
 // Returns dropout's mask of the warp's queries and keys first .. first + KEYS - 1. The 8
-// numbers of a block of Philox belong to 8 neighbouring keys of a query: a row of 8
-// columns, four lanes wide. Lane t of the four makes those of row t % 2 and every second n;
-// the lanes exchange a bit an element.
+// numbers of a block of Philox belong to 8 neighbouring keys of a query, a row of 8 columns
+// that four lanes share. Lane t of the four computes the blocks of row t % 2 and every
+// second n. The lanes exchange a bit an element.
 template <class A>
 __device__ __forceinline__ uint32_t kept_keys(const Dropout &d, const MmaPlace &at,
                                               const typename A::Args &a, int first) {
@@ -274,9 +274,9 @@ __device__ __forceinline__ uint32_t kept_keys(const Dropout &d, const MmaPlace &
     return kept;
 }
 
-// The same of the warp's keys and queries first .. first + QUERIES - 1. A block is half a
-// column: lane g of the eight of a column pair makes those of fragment element g % 4 for
-// every second n.
+// Returns the mask of the warp's keys and queries first .. first + QUERIES - 1. A block is
+// half a column. Lane g of a column pair's eight lanes computes the blocks of fragment
+// element g % 4 for every second n.
 template <class A>
 __device__ __forceinline__ uint32_t kept_queries(const Dropout &d, const MmaPlace &at,
                                                  const typename A::Args &a, int first) {

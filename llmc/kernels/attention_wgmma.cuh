@@ -1,18 +1,17 @@
 // attention_wgmma.cuh: flash attention for Hopper (sm_90a): bf16, heads of 64 or 128
-// channels, no dropout. The products are asynchronous and read tiles in shared memory,
-// where the copy engine has put them (wgmma.cuh).
+// channels, no dropout. The products are asynchronous and read tiles in shared memory. The
+// copy engine writes them there (wgmma.cuh).
 //
 // A block has two warpgroups of 64 rows each: queries, or keys for the gradients of keys
-// and values. It goes over tiles of the other side, which pass through a ring of stages: a
-// stage holds two tiles, x and y, of keys and values, or of queries and the gradients of
-// their outputs. Who waits for whom:
+// and values. It goes over tiles of the other side, which pass through a ring of stages. A
+// stage holds two tiles, x and y: keys and values, or queries and the gradients of their
+// outputs. A stage has these barriers:
 //
-//   full    one for x and one for y: the warps wait until the copy engine has filled a
-//           stage
-//   empty   the copying thread waits until all eight warps have released a stage, and fills
-//           it again
-//   own     the same two for the block's own rows, which stay in shared memory while the
-//           tiles pass
+//   full    One for x and one for y. The warps wait until the copy engine has filled a stage.
+//   empty   The copying thread waits until all eight warps have released a stage, and fills
+//           it again.
+//   own     The same two for the block's own rows, which stay in shared memory while the
+//           tiles pass.
 //
 // Each sum is made by one warp in a fixed order: there are no atomics, and every run has
 // the same bits. Backward makes the scores twice instead, as in attention_mma.cuh.
@@ -29,10 +28,11 @@
 
 #ifdef PRECISION_BF16
 
-// TILE: rows of a tile. BLOCKS: of a multiprocessor. PERSISTENT: a third warpgroup copies
-// and gives its registers to the others, and a block does item after item, so that the
-// copies for one run beside the end of the other. Else the first thread copies between
-// products.
+//   TILE        Rows of a tile.
+//   BLOCKS      Blocks of a multiprocessor.
+//   PERSISTENT  A third warpgroup copies and gives its registers to the others. A block does
+//               item after item, so that the copies for one overlap the end of another.
+//               Without it the first thread copies between products.
 template <int HS_, int TILE_, int STAGES_, int BLOCKS_, bool PERSISTENT_>
 struct AttentionWgmma {
     static constexpr int HS = HS_, TILE = TILE_, STAGES = STAGES_, BLOCKS = BLOCKS_;
@@ -66,8 +66,8 @@ struct WgmmaItem {
 };
 
 // Each head has `blocks` items; rank 0 has the most tiles. Persistent blocks take turns
-// from either end, so that large and small items alternate, and take `group` heads
-// together, those of one rank first: their tensors stay in L2.
+// from either end, so that large and small items alternate. They take `group` heads
+// together, the items of one rank first, so that the heads' tensors stay in L2.
 struct WgmmaItems {
     int T, heads, count, blocks, group;  // heads of a sequence, and of all
 
@@ -154,7 +154,7 @@ struct WgmmaRing {
         return barrier(3 * S + C::BUFFERS + i);
     }
 
-    // Says that this warp needs a stage, or a buffer of own rows, no more.
+    // Releases a stage, or a buffer of own rows, for this warp.
     __device__ __forceinline__ void release(int s) const {
         __syncwarp();
         if (threadIdx.x % 32 == 0) barrier_arrive(empty(s));
@@ -163,8 +163,8 @@ struct WgmmaRing {
         __syncwarp();
         if (C::PERSISTENT && threadIdx.x % 32 == 0) barrier_arrive(own_empty(i));
     }
-    // Passes a tile of which this warp needs nothing. It must have come: an arrival that is
-    // too early would count for the tile before it.
+    // Passes a tile that this warp does not need. The tile must have come: an arrival that
+    // is too early would count for the tile before it.
     __device__ __forceinline__ void skip(const WgmmaStage<S> &at) const {
         barrier_wait(x_full(at.s), at.parity);
         release(at.s);
@@ -208,8 +208,8 @@ struct WgmmaRing {
 };
 
 // Starts the copies: own(item, round) copies an item's own rows, tile(item, total, n) its
-// tile n of `group` heads'. The copying warpgroup of a persistent kernel does all of them;
-// true is returned to its threads, which must exit. Else the first thread begins, and calls
+// tile n of `group` heads'. In a persistent kernel the copying warpgroup does all of them. It
+// returns true to its threads, which must exit. Otherwise the first thread begins, and calls
 // copy_ahead later.
 template <class C, bool KEYS, class Own, class Tile>
 __device__ __forceinline__ bool start_copies(const WgmmaItems &items, int group, Own own,
@@ -253,8 +253,8 @@ __device__ __forceinline__ void copy_ahead(const WgmmaItem &item, int n, int til
 
 // ---- rows of a warp --------------------------------------------------------------------
 
-// Returns the number of the thread's warp, which the compiler then knows to be that of its
-// neighbours too.
+// Returns the number of the thread's warp. The compiler then knows that its neighbours have
+// the same number.
 __device__ __forceinline__ int wgmma_warp() {
     return (int)__shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0);
 }
@@ -269,7 +269,7 @@ __device__ __forceinline__ MmaPlace wgmma_place(const WgmmaItem &item, int warp,
     return p;
 }
 
-// Returns how many tiles the 64 queries from `row` on see.
+// Returns the number of tiles that the 64 queries from `row` on see.
 template <class C>
 __device__ __forceinline__ int wgmma_tiles(int row, int T) {
     const int end = row + 64 < T ? row + 64 : T;  // of the keys
@@ -319,8 +319,8 @@ __device__ __forceinline__ void store_rows(bfloat16 *p, size_t stride, const Mma
 // ---- forward ---------------------------------------------------------------------------
 
 // Makes scores into probabilities relative to the largest so far. Returns true if the
-// largest of a row of the warp grew (or if SKIP is false), and then the factor of what was
-// summed before.
+// largest of a row of the warp grew (or if SKIP is false). Then `correction` is the factor
+// of the earlier sums.
 template <bool SKIP, int N8>
 __device__ __forceinline__ bool softmax_tile(float (&s)[N8][4], float (&max)[2],
                                              float (&sum)[2], float (&correction)[2],
@@ -575,8 +575,9 @@ __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
 template <class C>
 using WgmmaKeyRing = WgmmaRing<C, 2, 2 * 2 * 2 * C::TILE * sizeof(float)>;
 
-// Computes the gradients of the keys and values: rows are keys, columns of the (transposed)
-// scores are queries, of the heads that a head of keys serves one after the other.
+// Computes the gradients of the keys and values. Rows are keys, and columns of the
+// (transposed) scores are queries. A head of keys takes the query heads that it serves one
+// after the other.
 template <class C>
 __global__ void __launch_bounds__(C::THREADS, C::BLOCKS)
     attention_backward_key_wgmma_kernel(const __grid_constant__ CUtensorMap qkv,

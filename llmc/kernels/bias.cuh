@@ -12,20 +12,20 @@ static constexpr unsigned BIAS_THREADS = 128, BIAS_MAX_CHUNKS = 256;
 // multiprocessor has 6 warps, which need that many.
 static constexpr size_t BIAS_BATCH = ROW_LANES > 1 ? 12 : 4;
 
-// Rows of a chunk, at least 16 where there are as many: they depend on N alone, and so does
-// the order of the sum.
+// Returns the rows of a chunk, at least 16 if there are as many. They depend on N alone, and
+// so does the order of the sum.
 static inline size_t bias_chunk_rows(size_t N, size_t max_chunks = BIAS_MAX_CHUNKS) {
     size_t chunks = CEIL_DIV(N, (size_t)16);
     return CEIL_DIV(N, chunks < max_chunks ? chunks : max_chunks);
 }
 
-// Floats of scratch that bias_backward needs.
+// Returns the floats of scratch that bias_backward needs.
 static inline size_t bias_backward_scratch(size_t N, size_t OC) {
     return CEIL_DIV(N, bias_chunk_rows(N)) * OC;
 }
 
-// partial[blockIdx.y, OC] = sum over the chunk's rows of dout[N, OC]; each thread has W
-// columns.
+// Computes partial[blockIdx.y, OC], the sum of dout[N, OC] over the chunk's rows. Each
+// thread has W columns.
 template <int W>
 __global__ void __launch_bounds__(BIAS_THREADS, 6)
     bias_partial_kernel(float *partial, const floatX *dout, size_t N, size_t OC,
@@ -53,8 +53,8 @@ __global__ void __launch_bounds__(BIAS_THREADS, 6)
     store_floats<W>(partial + blockIdx.y * OC + col, sum);
 }
 
-// Adds rows of partials to a column's sum, BATCH at a time, while so many are left: a lone
-// read waits longer for memory than its addition takes.
+// Adds rows of partials to a column's sum, in batches of BATCH while enough rows are left. A
+// lone read waits longer for memory than its addition takes.
 template <size_t BATCH>
 __device__ __forceinline__ void add_batches(float *sum, const float *partials, size_t *c,
                                             size_t chunks, size_t stride) {
@@ -67,8 +67,8 @@ __device__ __forceinline__ void add_batches(float *sum, const float *partials, s
     }
 }
 
-// Second stage: a thread per column of partials [chunks, stride]. The first n sums are those
-// of `first`, the next n those of `second` unless it is NULL.
+// Second stage: a thread per column of partials [chunks, stride]. The first n sums go to
+// `first`, the next n to `second` unless it is NULL.
 __global__ void __launch_bounds__(BIAS_THREADS, 1)
     column_sums_kernel(float *first, float *second, const float *partials, size_t chunks,
                        size_t stride, size_t n, bool accumulate) {
@@ -91,8 +91,8 @@ static inline void column_sums(float *first, float *second, const float *partial
     (first, second, partials, chunks, stride, n, accumulate);
 }
 
-// dbias[OC] (float) = or += sum over N of dout[N,OC]. scratch: bias_backward_scratch(N, OC)
-// floats.
+// Computes dbias[OC] (float) = or += the sum over N of dout[N,OC]. scratch:
+// bias_backward_scratch(N, OC) floats.
 static inline void bias_backward(float *dbias, const floatX *dout, float *scratch, size_t N,
                                  size_t OC, bool accumulate, cudaStream_t stream) {
     size_t chunk_rows = bias_chunk_rows(N), chunks = CEIL_DIV(N, chunk_rows);

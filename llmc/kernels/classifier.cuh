@@ -1,12 +1,12 @@
 // classifier.cuh: softmax, cross-entropy and its gradient over the vocabulary, a block per
 // token. A tensor rank holds Vl columns of the Vp, and all-reduces stand between the steps:
 //
-//   classifier_stats             max, sum of exp(x - max), and the target's logit, of the
-//                                rank's columns
+//   classifier_stats             Computes max, sum of exp(x - max), and the target's logit, of
+//                                the rank's columns.
 //   all-reduce of max            (the operation max, into another buffer: global_max)
-//   classifier_rescale           sum, as if taken with the global maximum
+//   classifier_rescale           Makes sum relative to the global maximum.
 //   all-reduce of sum, target    (the operation sum)
-//   classifier_gradient          loss and gradient
+//   classifier_gradient          Computes loss and gradient.
 //
 // One rank needs the first and the last step only: its maximum is the global one, which
 // would rescale by exp(0) = 1.
@@ -22,9 +22,8 @@
 // Elements that a thread of the statistics works on at a time.
 enum { CLASSIFIER_TILE = 16 };
 
-// Takes a tile into the largest logit that a thread has met, and into the sums of exp(x -
-// max), one for each place of a tile. A larger logit than all before rescales the sums that
-// are there.
+// Takes a tile into the largest logit that a thread has met, and into its sums of exp(x -
+// max). Each place of a tile has its sum. A new largest logit first rescales the sums.
 template <int TILE>
 __device__ __forceinline__ void row_add(float *max, float (&sums)[TILE],
                                         const float (&x)[TILE]) {
@@ -71,9 +70,9 @@ __device__ __forceinline__ void row_stats(float *row_max, float *row_sum, const 
     if (blockDim.x > 1) *row_sum = block_sum(*row_sum);
 }
 
-// row[Vl] = the gradients of the logits `from`, which may be row: dloss * (softmax -
-// (column == target)), and 0 from column `valid` on. target is a local column, or any larger
-// number if another rank has it.
+// Writes row[Vl], the gradients of the logits `from` (which may be row): dloss * (softmax -
+// (column == target)), and 0 from column `valid` on. target is a local column. It is any
+// larger number if another rank has it.
 template <int W>
 __device__ __forceinline__ void row_gradient(floatX *row, const floatX *from, float max,
                                              float sum, size_t target, float dloss,
@@ -151,10 +150,10 @@ __global__ void __launch_bounds__(512, 2)
     }
 }
 
-// Both kernels in one, where a rank has all columns: the row stays in shared memory between
-// statistics and gradient. A thread copies the packs that it works on itself, so it waits
-// for no other. A row arrives while the other block of the multiprocessor computes. The
-// order of every sum is that of the two kernels, and so are the bits.
+// Does the work of both kernels if a rank has all columns. The row stays in shared memory
+// between statistics and gradient. A thread copies only the packs that it works on, so it
+// waits for no other thread. A row arrives while the other block of the multiprocessor
+// computes. Every sum has the order of the two kernels, and so the same bits.
 __global__ void __launch_bounds__(512, 2)
     classifier_row_kernel(float *losses, floatX *logits, const int *targets, float dloss,
                           size_t V, size_t Vl, bool gradient) {
@@ -179,7 +178,7 @@ __global__ void __launch_bounds__(512, 2)
     }
 }
 
-// The sum of N floats in double by one block.
+// Sums N floats in double by one block.
 __global__ void __launch_bounds__(256)
     loss_sum_kernel(double *out, const float *losses, size_t N) {
     double sum = 0.0;
@@ -194,18 +193,18 @@ static inline unsigned classifier_threads(size_t Vl) {
     return Vl < 4096 && LONG_ROW_THREADS > 128 ? 128 : LONG_ROW_THREADS;
 }
 
-// True if classifier_gradient takes the statistics as well, and classifier_stats leaves them
-// to it: the rank has all columns, and a multiprocessor has room for two rows, one that
-// arrives and one that is worked on. Where a thread has a whole row, it finds it in its
-// cache again.
+// True if classifier_gradient takes the statistics as well, and classifier_stats does
+// nothing. For that the rank must have all columns, and a multiprocessor room for two rows:
+// one arrives while the block works on the other. If one thread has a whole row, it finds it
+// in its cache again and needs none of this.
 static inline bool classifier_keeps_row(size_t V, size_t Vl, size_t v_start) {
     return LONG_ROW_THREADS > 1 && v_start == 0 && V <= Vl && Vl % x128::size == 0 &&
            2 * (Vl * sizeof(floatX) + 2048) <= multiprocessor_shared();
 }
 
-// Computes max, sum of exp(x - max) and target_logit, each [N], over the columns v_start +
-// j < V of logits[N, Vl]. target_logit is 0 if another rank has the target. A rank that has
-// only padding gets max -inf and sum 0. Targets must be in [0, V). Computes nothing if
+// Computes max, sum of exp(x - max) and target_logit, each [N], over the columns v_start + j
+// < V of logits[N, Vl]. target_logit is 0 if another rank has the target. A rank that has
+// only padding gets max -inf and sum 0. Targets must be in [0, V). Does nothing if
 // classifier_keeps_row.
 static inline void classifier_stats(float *max, float *sum, float *target_logit,
                                     const floatX *logits, const int *targets, size_t N,
@@ -228,9 +227,10 @@ static inline void classifier_rescale(float *sum, const float *local_max,
     (sum, local_max, global_max, N);
 }
 
-// Computes losses[2, N] of the global statistics: -log softmax(logits[n])[targets[n]], and
-// how far the target's logit is below the largest (0: the first guess was right). With
-// gradient, logits[N, Vl] become dloss * d loss / d logits, exactly 0 in the padding.
+// Computes losses[2, N] from the global statistics. The first row is -log
+// softmax(logits[n])[targets[n]]. The second is the distance of the target's logit from the
+// largest (0: the first guess was right). With gradient, logits[N, Vl] become dloss * d loss
+// / d logits, exactly 0 in the padding.
 static inline void classifier_gradient(float *losses, floatX *logits, const float *max,
                                        const float *sum, const float *target_logit,
                                        const int *targets, float dloss, size_t N, size_t V,
@@ -251,7 +251,7 @@ static inline void classifier_gradient(float *losses, floatX *logits, const floa
     });
 }
 
-// out[1] = the sum of losses[N] in double. The order depends on N alone.
+// Writes to out[1] the sum of losses[N] in double. The order depends on N alone.
 static inline void loss_sum(double *out, const float *losses, size_t N,
                             cudaStream_t stream) {
     kernel_cost(KERNEL_ELEMENTWISE, N, sizeof(float), 1);

@@ -53,20 +53,20 @@ static inline void tokens_join(floatX *joined, const floatX *apart, size_t B, si
     tokens_move(joined, apart, B, T, width, c, zigzag, true, stream);
 }
 
-// The reverse: what goes to each rank.
+// Does the reverse: apart has the tokens for each rank.
 static inline void tokens_cut(floatX *apart, const floatX *joined, size_t B, size_t T,
                               size_t width, size_t c, bool zigzag, cudaStream_t stream) {
     tokens_move(apart, joined, B, T, width, c, zigzag, false, stream);
 }
 
-// Writes joined[N, parts, A] as apart[c, N, parts, A/c]: what goes to each of c ranks,
-// which has 1/c of the heads. A row's heads are cut as a sequence of c tokens would be.
+// Writes joined[N, parts, A] as apart[c, N, parts, A/c], the heads for each of c ranks. A
+// row's heads are cut as a sequence of c tokens would be.
 static inline void heads_cut(floatX *apart, const floatX *joined, size_t N, size_t parts,
                              size_t A, size_t c, cudaStream_t stream) {
     tokens_cut(apart, joined, N * parts, c, A / c, c, false, stream);
 }
 
-// The reverse, of what came from each rank.
+// Does the reverse: apart has the heads from each rank.
 static inline void heads_join(floatX *joined, const floatX *apart, size_t N, size_t parts,
                               size_t A, size_t c, cudaStream_t stream) {
     tokens_join(joined, apart, N * parts, c, A / c, c, false, stream);
@@ -118,8 +118,8 @@ static inline void heads_move(floatX *to, const floatX *from, size_t N, size_t N
 
 // ---- the ring (Liu et al. 2023; Li et al. 2023) ----------------------------------------
 
-// A step of the ring: B sequences of which each rank has T rows, A channels in NH heads, of
-// which K in KV heads are keys.
+// A step of the ring. Each rank has T rows of each of B sequences. Queries have A channels in
+// NH heads, and keys K channels in KV heads.
 typedef struct {
     size_t step;
     TokenPair pair;
@@ -127,8 +127,8 @@ typedef struct {
     Tokens mine, others;  // positions of this rank's rows, and of those of the keys at hand
 } RingStep;
 
-// In step s a rank has its own queries, and the keys of the rank that is s before it. KV: 0
-// for as many heads of keys as of queries.
+// Returns step s: a rank has its own queries, and the keys of the rank that is s before it.
+// KV: 0 for as many heads of keys as of queries.
 static inline RingStep ring_step(Context part, size_t step, size_t B, size_t T, size_t A,
                                  size_t NH, size_t KV = 0) {
     if (KV == 0) KV = NH;
@@ -147,7 +147,7 @@ typedef struct {
     float *part_dkv;         // (B, T, 2, K) gradients of the keys at hand by this rank
 } Ring;
 
-// K: channels of the keys, 0 for A.
+// Takes the buffers of the ring. K: channels of the keys, 0 for A.
 static inline void take_ring(Arena *arena, Ring *r, size_t N, size_t A, size_t NH,
                              size_t K = 0) {
     if (K == 0) K = A;
@@ -184,7 +184,7 @@ static inline void attention_pair_cost(const AttentionPair &a, bool backward,
     attention_cost(backward, a.B, T, a.NH, a.KV, a.HS, sizeof(floatX));
 }
 
-// The number of scores that a causal mask leaves of a pair, or a full one.
+// Returns the scores of a pair: all of them, or the half that a causal mask leaves.
 static inline double pair_scores(const RingStep &s) {
     return (s.pair.full ? 1.0 : 0.5) * (double)(s.B * s.pair.Tq) * (double)s.pair.Tk;
 }
@@ -209,9 +209,9 @@ static inline AttentionPair attention_of_pair(const Ring &r, const RingStep &s,
     return a;
 }
 
-// Describes the outputs of qkv[B, T, A + 2K]'s queries by the keys at hand alone, in fp32, and
-// their lse[B, NH, T]: into the sum in step 0, then into a part that attention_merge adds
-// to it.
+// Describes the outputs of the queries of qkv[B, T, A + 2K] by this step's keys alone, in
+// fp32, and their lse[B, NH, T]. Step 0 writes the sum. A later step writes a part, which
+// attention_merge adds to it.
 static inline AttentionPair pair_forward_of(const Ring &r, float *lse, const floatX *qkv,
                                             const RingStep &s) {
     AttentionPair a = attention_of_pair(r, s, qkv);
@@ -230,8 +230,8 @@ static inline void attention_pair_forward(const Ring &r, float *lse, const float
     attention_launch(a, d, false, stream);
 }
 
-// Describes a step's parts of dq and dkv, in fp32, from the outputs and lse of all keys:
-// into the sums in step 0, then into parts that ring_add adds to them. dot[B, NH, T] is
+// Describes a step's parts of dq and dkv, in fp32, from the outputs and lse of all keys. Step
+// 0 writes the sums. A later step writes parts, which ring_add adds to them. dot[B, NH, T] is
 // scratch.
 static inline AttentionPair pair_backward_of(const Ring &r, float *dot, const floatX *dout,
                                              const floatX *out, const float *lse,
@@ -278,9 +278,9 @@ __global__ void __launch_bounds__(ROW_THREADS)
     if (row_lane() == 0) lse[stat] = larger + log1pf(expf(smaller - larger));
 }
 
-// Merges the sum and lse[B, NH, T], by the keys of the steps before, with those of this
-// step. In this form nothing overflows: o = o1 - sigmoid(l2 - l1) (o1 - o2), l =
-// log(exp(l1) + exp(l2)).
+// Merges the sum and lse[B, NH, T] of the earlier steps' keys with the results of this step.
+// In this form nothing overflows: o = o1 - sigmoid(l2 - l1) (o1 - o2), l = log(exp(l1) +
+// exp(l2)).
 static inline void attention_merge(const Ring &r, float *lse, const RingStep &s,
                                    cudaStream_t stream) {
     size_t heads = s.B * s.pair.Tq * s.NH;
@@ -317,7 +317,7 @@ static inline void columns_move(To *to, size_t to_stride, const From *from,
     (to, to_stride, from, from_stride, B, T, first, count, width);
 }
 
-// Adds a step's parts of dq and dkv, but for the first's, which are in the sums.
+// Adds a step's parts of dq and dkv to the sums. The first step's parts are there already.
 static inline void ring_add(const Ring &r, const RingStep &s, cudaStream_t stream) {
     if (s.step == 0) return;
     columns_move<true>(r.sum, s.A, r.part, s.A, s.B, s.T, s.pair.q, s.pair.Tq, s.A, stream);

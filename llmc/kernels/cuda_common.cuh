@@ -52,8 +52,8 @@ static inline void cublas_check(int status, const char *file, int line, const ch
 // The same for calls that return a cublasStatus_t.
 #define CUBLAS_CHECK(call) cublas_check((int)(call), __FILE__, __LINE__, #call)
 
-// Ends the program, at the end of the statement that launches, if the device has refused
-// it: no synchronisation would tell. cudaErrorNotReady is the trace of a query of
+// Ends the program if the device has refused the launch, at the end of its statement,
+// because no later synchronisation would tell. cudaErrorNotReady is the trace of a query of
 // unfinished work.
 struct LaunchCheck {
     const char *file, *name;
@@ -67,9 +67,9 @@ struct LaunchCheck {
 // LAUNCH(kernel, grid, block, stream)(args...) is kernel<<<grid, block, 0,
 // stream>>>(args...), checked. One more argument behind stream: bytes of dynamic shared
 // memory. A template's name with commas stands in parentheses. A grid without blocks is
-// refused: every batch has rows; what a rank may have none of (pieces, shards, keys of a
-// pair) is asked before. LAUNCH_UNCHECKED leaves the error to cudaGetLastError: for tests
-// of refused launches.
+// refused. Every batch has rows, but a rank may have no pieces, no shard, or no keys of a
+// pair: callers test for that first. LAUNCH_UNCHECKED leaves the error to cudaGetLastError,
+// for tests of refused launches.
 #define LAUNCH(kernel, grid, block, ...)                    \
     (LaunchCheck{__FILE__, "launch of " #kernel, __LINE__}, \
      LAUNCH_UNCHECKED(kernel, grid, block, __VA_ARGS__))
@@ -79,14 +79,14 @@ __host__ __device__ static inline float to_float(T x) {
     return (float)x;
 }
 
-// from_float<T>(x): to nearest, ties to even.
+// Rounds to nearest, ties to even: from_float<T>(x).
 template <class T>
 __host__ __device__ static inline T from_float(float x) {
     return T(x);
 }
 
-// What a GPU has instructions for. A CPU's stand for them in llmc/cpu: launch.h, vectors.h
-// and warp.h.
+// Functions for which a GPU has instructions. A CPU has them in llmc/cpu: launch.h,
+// vectors.h and warp.h.
 #ifdef __CUDACC__
 #define LAUNCH_UNCHECKED(kernel, grid, block, ...)                                      \
     [=](auto... args) {                                                                 \
@@ -100,8 +100,8 @@ static inline cudaStream_t launch_stream(cudaStream_t stream, size_t = 0) {
     return stream;
 }
 
-// Before a loop of constant length whose arrays should be registers; before one that spills
-// if it is unrolled.
+// UNROLL stands before a loop of constant length whose arrays should be registers. The
+// other stands before a loop that spills registers if it is unrolled.
 #define UNROLL _Pragma("unroll")
 #define ROLLED _Pragma("unroll 1")
 
@@ -137,8 +137,8 @@ __device__ static inline T warp_max(T x) {
     return warp_reduce<false>(x);
 }
 
-// The same over a block of full warps: each warp, then the warps in their order. Ends with
-// a barrier, so that the next call may follow at once.
+// Does the same over a block of full warps: each warp, then the warps in their order. Ends
+// with a barrier, so that the next call may follow at once.
 template <bool SUM, class T>
 __device__ static inline T block_reduce(T x) {
     __shared__ T of_warp[32];

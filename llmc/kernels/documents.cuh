@@ -39,8 +39,8 @@ static inline void document_launch(const AttentionPair &pair, FirstKeys keys, bo
     attention_launch(a, d, backward, stream);
 }
 
-// Computes what attention_pair_forward does, for keys of the query's own document. A
-// query that sees no key of this step has a part of weight 0.
+// Does the work of attention_pair_forward with the keys of the query's own document. A query
+// that sees no key of this step has a part of weight 0.
 static inline void attention_document_forward(const Ring &r, float *lse, const floatX *qkv,
                                               const RingStep &s, FirstKeys keys,
                                               cudaStream_t stream, Dropout d) {

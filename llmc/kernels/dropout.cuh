@@ -25,7 +25,7 @@ __device__ __forceinline__ void dropout_mask(float (&x)[W], const Dropout &d, si
     }
 }
 
-// Calls launch with whether d drops anything, as a constant: a kernel without dropout has
+// Calls launch with a constant: true if d drops anything. A kernel without dropout has
 // more registers left.
 template <class Launch>
 static inline void by_dropout(const Dropout &d, Launch launch) {
@@ -59,7 +59,7 @@ static inline const floatX *dropout_backward(floatX *out, const floatX *dout, Dr
     return out;
 }
 
-// x[N, C] *= mask; nothing to do without dropout.
+// Multiplies x[N, C] by the mask. Does nothing without dropout.
 static inline void dropout_forward(floatX *x, Dropout d, size_t N, size_t C,
                                    cudaStream_t stream) {
     dropout_backward(x, x, d, N, C, stream);

@@ -12,7 +12,7 @@ enum {
     ENCODER_OWNERS = 1024,  // blocks that share the vocabulary
     ENCODER_CHUNK = 1024,   // positions that a block looks at before it counts its own
     ENCODER_LIST = 2 * ENCODER_CHUNK,  // positions that a block keeps: a chunk fits behind
-                                       // those not yet worked off
+                                       // the positions that still have to be added
     ENCODER_BATCH = 8,                 // positions that a thread reads before it adds them
 };
 
@@ -44,8 +44,8 @@ __global__ void __launch_bounds__(ROW_THREADS)
     }
 }
 
-// Appends to a block's list, in order, those of positions [first, end) with a token of its
-// own, and their rows of the embedding. Returns the length of the list. At most
+// Appends to a block's list, in order, the positions of [first, end) whose token is the
+// block's own, and their rows of the embedding. Returns the length of the list. At most
 // ENCODER_CHUNK positions.
 __device__ __forceinline__ int encoder_collect(int *list, unsigned *rows, int count,
                                                const int *tokens, size_t first, size_t end,
@@ -83,9 +83,9 @@ __device__ __forceinline__ int encoder_collect(int *list, unsigned *rows, int co
     return count + (int)all;
 }
 
-// Adds x to sum and keeps in lost what the addition rounds off, for the next one to give
-// back (Kahan 1965): a token may come ten thousands of times, and one addition after the
-// other would lose a digit and more.
+// Adds x to sum. Keeps the rounding error in lost, and the next addition corrects it (Kahan
+// 1965). A token may come ten thousands of times, and plain additions would lose a digit
+// and more.
 __host__ __device__ __forceinline__ void add_compensated(float *sum, float *lost, float x) {
     float y = x - *lost, all = *sum + y;
     *lost = (all - *sum) - y;
@@ -94,9 +94,9 @@ __host__ __device__ __forceinline__ void add_compensated(float *sum, float *lost
 
 // Each block owns the embedding rows r with r % ENCODER_OWNERS == blockIdx.x. It lists the
 // positions of their tokens. Then a thread for each pack of columns goes through the list
-// with the sum in registers, and reads several positions before it adds them in order: no
-// atomics, always the same order, one wait for memory in ENCODER_BATCH positions. What
-// additions have lost is forgotten where a row is left or the list is full.
+// with the sum in registers. It reads ENCODER_BATCH positions before it adds them, and so
+// waits for memory once for all of them. It adds in order and without atomics. Rounding
+// errors are dropped at the end of a row, and when the list is full.
 template <int W>
 __global__ void __launch_bounds__(ENCODER_THREADS)
     encoder_backward_wte_kernel(float *dwte, const floatX *dout, const int *tokens,
@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(ROW_THREADS)
 }
 
 // Computes out[B, T, C] = wte[token - v_start] + wpe[position]. wte [Vl, C] holds
-// vocabulary rows v_start .. v_start + Vl; a token outside of them contributes 0. wpe
+// vocabulary rows v_start .. v_start + Vl. A token outside of them contributes 0. wpe
 // [maxT, C] is not added if NULL. held: the positions of the T rows.
 static inline void encoder_forward(floatX *out, const int *tokens, const floatX *wte,
                                    const floatX *wpe, size_t B, size_t T, size_t C,
@@ -179,8 +179,8 @@ static inline void encoder_forward(floatX *out, const int *tokens, const floatX 
 }
 
 // Adds dout[B, T, C] to dwte[Vl, C] at the rows of its tokens, and to dwpe[maxT, C].
-// Without accumulate_wpe all rows of dwpe are overwritten, those of no position with 0.
-// Either may be NULL: not wanted.
+// Without accumulate_wpe it overwrites all rows of dwpe; rows without a position become 0.
+// Either may be NULL.
 static inline void encoder_backward(float *dwte, float *dwpe, const floatX *dout,
                                     const int *tokens, size_t B, size_t T, size_t C,
                                     size_t maxT, size_t v_start, size_t Vl,

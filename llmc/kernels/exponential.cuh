@@ -1,5 +1,4 @@
-// exponential.cuh: exponentials of a GPU's hardware. Those of a CPU are in
-// llmc/cpu/vectors.h.
+// exponential.cuh: exponentials of a GPU's hardware. llmc/cpu/vectors.h has a CPU's.
 //
 // defines: exponential, exponential_fast, exponential2
 #ifndef LLMC_EXPONENTIAL_CUH
@@ -10,8 +9,9 @@
 #include "llmc/kernels/cuda_common.cuh"
 
 #ifdef __CUDACC__
-// Returns exp(x) to about one unit in the last place, but 0 below e^-80, which is nothing
-// beside 1 or the sum of a softmax: a CPU is slow at subnormal numbers. NaN stays.
+// Returns exp(x) to about one unit in the last place, but 0 below e^-80, because a CPU is
+// slow at subnormal numbers. Such a number is nothing beside 1 or the sum of a softmax.
+// NaN stays.
 __device__ __forceinline__ float exponential(float x) {
     return x < -80.0f ? 0.0f : expf(x);
 }

@@ -24,14 +24,14 @@ __device__ __forceinline__ float gelu_divide(float x, float y) {
     return sizeof(floatX) == 2 ? __fdividef(x, y) : x / y;
 }
 
-// gelu(x): x / (1 + exp(-2u)). The exponential may become infinite, and the result is then
-// 0 or -0.
+// Returns gelu(x) = x / (1 + exp(-2u)). The exponential may become infinite, and the result
+// is then 0 or -0.
 __device__ __forceinline__ float gelu(float x) {
     float u2 = GELU_SCALE * x * (1.0f + GELU_CUBIC * x * x);
     return gelu_divide(x, 1.0f + gelu_exp(-u2));
 }
 
-// Derivative of gelu at x.
+// Returns the derivative of gelu at x.
 __device__ __forceinline__ float gelu_gradient(float x) {
     // Beyond 10 it is 0 or 1 to the last bit; the clamp keeps infinity times zero away, and
     // NaN passes.
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(ELEMENT_THREADS)
     }
 }
 
-// out[n] = gelu(inp[n]); out may be inp.
+// Computes out[n] = gelu(inp[n]); out may be inp.
 static inline void gelu_forward(floatX *out, const floatX *inp, size_t n,
                                 cudaStream_t stream) {
     kernel_cost(KERNEL_EXPONENTIAL, n, 2 * sizeof(floatX), 9);
@@ -67,8 +67,8 @@ static inline void gelu_forward(floatX *out, const floatX *inp, size_t n,
 static constexpr size_t GELU_BATCH =
     ROW_LANES > 1 ? 2 : 1;  // rows that a thread reads before it writes them
 
-// dinp[N,F] = dout * gelu'(inp), and of its columns as stored the sums over a chunk's rows,
-// as bias_partial_kernel.
+// Computes dinp[N,F] = dout * gelu'(inp), and the sums of its columns, as stored, over a
+// chunk's rows. bias_partial_kernel does the same sums.
 template <int W>
 __global__ void __launch_bounds__(BIAS_THREADS)
     gelu_backward_kernel(floatX *dinp, float *partial, const floatX *dout,
@@ -105,9 +105,9 @@ __global__ void __launch_bounds__(BIAS_THREADS)
     store_floats<W>(partial + blockIdx.y * F + col, sum);
 }
 
-// dinp[N,F] = dout * gelu'(inp), and dbias[F] = or += the sums of its columns, with the
-// bits of bias_backward. dbias is the gradient of the bias that was added to inp. dinp may
-// be dout. scratch: bias_backward_scratch(N, F) floats.
+// Computes dinp[N,F] = dout * gelu'(inp). dinp may be dout. The sums of its columns become
+// dbias[F] or are added to it: the gradient of the bias that was added to inp. They have
+// the bits of bias_backward. scratch: bias_backward_scratch(N, F) floats.
 static inline void gelu_backward(floatX *dinp, float *dbias, float *scratch,
                                  const floatX *dout, const floatX *inp, size_t N, size_t F,
                                  bool accumulate, cudaStream_t stream) {

@@ -37,8 +37,8 @@ __device__ __forceinline__ double norm_share(const float *g, Share s) {
     return sum_of<NORM_WIDTH>(sums);
 }
 
-// First stage: blockIdx.x is the piece, of which a chunk is a row; scratch is [count,
-// max_chunks].
+// First stage: the blocks of one blockIdx.x share a piece, and each row of threads takes a
+// chunk of it. scratch is [count, max_chunks].
 __global__ void __launch_bounds__(ROW_THREADS)
     global_norm_kernel(double *scratch, const float *grads, const Piece *pieces,
                        size_t max_chunks) {
@@ -76,8 +76,8 @@ static inline size_t global_norm_scratch(size_t count, size_t max_size) {
 }
 
 // Computes out[count], the sum of squares of each piece of grads. pieces[count] is on the
-// device; max_size, at least 1, is its largest size, n the sum of all, give or take
-// padding. A NaN or infinity reaches the sum of its own piece only.
+// device. max_size, at least 1, is the largest piece, and n the size of all, or a little
+// more for padding. A NaN or infinity reaches the sum of its own piece only.
 static inline void global_norm_squared(double *out, double *scratch, const float *grads,
                                        const Piece *pieces, size_t count, size_t max_size,
                                        size_t n, cudaStream_t stream) {

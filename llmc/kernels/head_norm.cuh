@@ -1,9 +1,9 @@
 // head_norm.cuh: RMSNorm of each head of q and k (QK-norm, Henry et al. 2020), in place.
 // lesson: llama
 //
-// One weight [HS] serves all heads of q, another all heads of k. So their gradients are sums
-// over the tokens and over the heads that this rank has. Forward keeps its input for the
-// backward pass, which computes the norm's factor again.
+// All heads of q have one weight [HS], and all heads of k another. So their gradients are
+// sums over the tokens and over this rank's heads. Forward keeps its input for the backward
+// pass, which computes the norm's factor again.
 //
 // defines: HeadNorm, head_norm_forward, head_norm_backward
 #ifndef LLMC_HEAD_NORM_CUH
@@ -64,8 +64,8 @@ __global__ void __launch_bounds__(ROW_THREADS) head_norm_forward_kernel(HeadNorm
 }
 
 // A block takes `rows` tokens, and each of its warps every BLOCK_ROWS-th head of them. A
-// warp's sums for the weights are in shared memory; the block leaves their sums, always in
-// the same order, in its row of partials [blocks, 2, HS].
+// warp keeps its sums for the weights in shared memory. The block adds them, always in the
+// same order, and writes its row of partials [blocks, 2, HS].
 template <int W>
 __global__ void __launch_bounds__(ROW_THREADS)
     head_norm_backward_kernel(HeadNorm a, float *partials, size_t rows) {
@@ -112,7 +112,8 @@ __global__ void __launch_bounds__(ROW_THREADS)
     }
 }
 
-// a.x: q and k become their norms times weights, and a.input what they were.
+// Turns q and k in a.x into their norms times weights, and keeps their old values in
+// a.input.
 static inline void head_norm_forward(const HeadNorm &a, cudaStream_t stream) {
     size_t heads = a.N * (a.NH + a.KV);
     kernel_cost(KERNEL_LAYERNORM_FORWARD, heads * a.HS, 3 * sizeof(floatX), 6);
@@ -121,8 +122,8 @@ static inline void head_norm_forward(const HeadNorm &a, cudaStream_t stream) {
     });
 }
 
-// a.x: the gradients of q and k become those of the norms' inputs. dweight_q[HS] and
-// dweight_k[HS] are overwritten, or added to with accumulate. scratch:
+// Turns a.x from the gradients of q and k into the gradients of the norms' inputs.
+// Overwrites dweight_q[HS] and dweight_k[HS], or adds to them with accumulate. scratch:
 // reduce_scratch_floats(N, HS, HS).
 static inline void head_norm_backward(const HeadNorm &a, float *dweight_q, float *dweight_k,
                                       float *scratch, bool accumulate,

@@ -1,6 +1,5 @@
 // layernorm.cuh: layer normalisation over the channels, alone and after the residual
-// addition that precedes it, and its backward pass, which also adds the gradient of the
-// residual.
+// addition that precedes it. Its backward pass also adds the gradient of the residual.
 //
 // defines: Norm, norm_gain, Layernorm, layernorm_forward, layernorm_residual_forward,
 //          residual_forward, layernorm_backward, reduce_scratch_floats
@@ -13,9 +12,9 @@
 
 #define LAYERNORM_EPSILON 1e-5f
 
-// Which norm the kernels make. RMSNorm (Zhang and Sennrich 2019): x weight / sqrt(mean(x^2)
-// + epsilon), without a mean or a bias. NORM_1P: a layernorm that multiplies by weight + 1.
-// Only GPT-2's blocks add a bias before the residual.
+// The norm that the kernels compute. RMSNorm (Zhang and Sennrich 2019): x weight /
+// sqrt(mean(x^2) + epsilon), without a mean or a bias. NORM_1P: a layernorm that multiplies
+// by weight + 1. Only GPT-2's blocks add a bias before the residual.
 typedef enum { NORM_LAYER, NORM_RMS, NORM_1P } Norm;
 
 // Returns the factor of a weight.
@@ -24,14 +23,14 @@ __device__ __forceinline__ float norm_gain(float weight) {
     return NORM == NORM_1P ? weight + 1.0f : weight;
 }
 
-// What a layernorm of N rows makes of its input.
+// The results of a layernorm of N rows.
 typedef struct {
     floatX *out;         // [N, C]
     float *mean, *rstd;  // [N] of each row, and 1 / its standard deviation
 } Layernorm;
 
-// residual = inp1 + mask * (inp2 + bias), rounded once: W elements of row n from column c
-// on, kept as the floats that a later read of residual gives.
+// Computes W elements of row n, from column c on: residual = inp1 + mask * (inp2 + bias),
+// rounded once. Keeps them as the floats that a later read of residual gives.
 template <int W, Norm NORM, bool DROP>
 __device__ __forceinline__ void add_residual(float (&x)[W], floatX *residual,
                                              const floatX *inp1, const floatX *inp2,
@@ -110,9 +109,9 @@ __global__ void __launch_bounds__(ROW_THREADS)
         add_residual<W, NORM, DROP>(x, out, inp1, inp2, inp2_bias, drop, n, i * W, C);
 }
 
-// residual[N, C] = inp1 + mask * (inp2 + inp2_bias[C]), rounded once to floatX; ln =
-// layernorm(residual as stored). residual may be inp1 or inp2, and with inp1 NULL is only
-// read.
+// Computes residual[N, C] = inp1 + mask * (inp2 + inp2_bias[C]), rounded once to floatX, and
+// ln = layernorm(residual as stored). residual may be inp1 or inp2. With inp1 NULL it is
+// only read.
 template <Norm NORM = NORM_LAYER>
 static inline void layernorm_residual_forward(floatX *residual, const Layernorm &ln,
                                               const floatX *inp1, const floatX *inp2,
@@ -134,8 +133,8 @@ static inline void layernorm_residual_forward(floatX *residual, const Layernorm 
     });
 }
 
-// ln.out[N, C] = (inp - mean) * rstd * weight + bias by rows; keeps mean[N] and rstd[N] for
-// the backward pass.
+// Computes ln.out[N, C] = (inp - mean) * rstd * weight + bias by rows. Keeps mean[N] and
+// rstd[N] for the backward pass.
 template <Norm NORM = NORM_LAYER>
 static inline void layernorm_forward(const Layernorm &ln, const floatX *inp,
                                      const floatX *weight, const floatX *bias, size_t N,
@@ -145,7 +144,7 @@ static inline void layernorm_forward(const Layernorm &ln, const floatX *inp,
                                      C, stream, Dropout(), epsilon);
 }
 
-// The first half of layernorm_residual_forward alone, with the same bits.
+// Does the first half of layernorm_residual_forward alone, with the same bits.
 template <Norm NORM = NORM_LAYER>
 static inline void residual_forward(floatX *out, const floatX *inp1, const floatX *inp2,
                                     const floatX *inp2_bias, size_t N, size_t C,
@@ -166,7 +165,7 @@ enum {
         768,  // most threads of a block, of which one at least fits on a multiprocessor
 };
 
-// What the two kernels of the first stage take.
+// The arguments of the two kernels of the first stage.
 typedef struct {
     floatX *dinp;
     float *partials;  // [blocks, 2, C]
@@ -176,9 +175,9 @@ typedef struct {
 } LayernormBackward;
 
 // First stage of the backward pass. A block takes a.rows rows and leaves the sums of their
-// columns in its row of the partials: dweight and dbias. This form serves any C: its
-// threads share a row, read it again once its sums are known, and each adds its own columns
-// to the partials.
+// columns in its row of the partials: dweight and dbias. This form serves any C. Its threads
+// share a row, and read it again once its sums are known. Each adds its own columns to the
+// partials.
 template <int W, Norm NORM>
 __global__ void __launch_bounds__(LONG_ROW_THREADS)
     layernorm_backward_kernel(LayernormBackward a) {
@@ -234,7 +233,7 @@ __global__ void __launch_bounds__(LONG_ROW_THREADS)
 }
 
 // A pack of a row, which may still be on its way from memory. It has words because a
-// compiler takes elements apart, and so waits for them, where they are loaded.
+// compiler unpacks elements right behind the load, and so waits for them there.
 typedef struct {
     Packed128<uint32_t> x, d, y;  // of inp, dout and dresidual
     float mean, rstd;
@@ -246,11 +245,12 @@ __device__ __forceinline__ void unpack(float *out, const Packed128<uint32_t> &wo
     unpack(out, pack);
 }
 
-// The same where a block's threads can keep all sums in registers, PACKS packs of a row
-// each. One pack is read once, and before the barrier of the row before it. Several leave
-// no registers to keep a row until its sums are known, and come from the cache the second
-// time. The block has blockDim.y groups of blockDim.x threads, a row for each group at a
-// time; they meet at a barrier for each row, and their sums do at the end.
+// Does the same if a block's threads can keep all sums in registers, PACKS packs of a row
+// each. One pack is read once, and before the barrier of the row before it. Several packs
+// leave no registers to keep a row until its sums are known, so the second read takes them
+// from the cache. The block has blockDim.y groups of blockDim.x threads, and each group
+// takes a row at a time. They meet at a barrier for each row. Their sums are added at the
+// end.
 template <int W, int PACKS, Norm NORM>
 __global__ void __launch_bounds__(PACKS == 1 ? LAYERNORM_THREADS : 512)
     layernorm_backward_columns_kernel(LayernormBackward a) {
@@ -355,14 +355,14 @@ __global__ void __launch_bounds__(PACKS == 1 ? LAYERNORM_THREADS : 512)
     }
 }
 
-// Rows of a block of the first stage.
+// Returns the rows of a block of the first stage.
 static inline size_t layernorm_backward_rows(size_t N) {
     return bias_chunk_rows(N, LAYERNORM_MAX_BLOCKS);
 }
 
-// Floats of scratch, aligned to 16 bytes, for every sum over rows that a layer's backward
-// pass takes: of N rows, the layernorms' and the biases' of C columns, and the biases' of
-// up to F.
+// Returns the floats of scratch, aligned to 16 bytes, that any sum over N rows in a layer's
+// backward pass needs. These are sums of layernorms and biases of C columns, and of biases
+// of up to F.
 static inline size_t reduce_scratch_floats(size_t N, size_t C, size_t F) {
     size_t most = CEIL_DIV(N, layernorm_backward_rows(N)) * 2 * C;
     size_t bias = bias_backward_scratch(N, F > C ? F : C);
@@ -382,9 +382,9 @@ static inline void layernorm_backward_columns(const LayernormBackward &a, unsign
     (a);
 }
 
-// dinp[N, C] = dresidual (if not NULL; it may be dinp) + the gradient of layernorm with
-// respect to inp. dweight[C] and dbias[C], NULL where the norm has no bias, are
-// overwritten, or added to with accumulate. dout may be dinp as well. scratch:
+// Computes dinp[N, C] = dresidual (if not NULL; it may be dinp) + the gradient of layernorm
+// with respect to inp. dout may be dinp as well. Overwrites dweight[C] and dbias[C], or adds
+// to them with accumulate. A norm without a bias has dbias NULL. scratch:
 // reduce_scratch_floats(N, C, C).
 template <Norm NORM = NORM_LAYER>
 static inline void layernorm_backward(floatX *dinp, float *dweight, float *dbias,

@@ -1,6 +1,7 @@
 // matmul.cuh: every matrix product of the trainers, on cuBLASLt. Matrices are row-major
-// [rows, cols]. The weights of matmul_ are [IC, OC], as in Hugging Face's GPT-2. Those of
-// linear_ are [OC, IC], as in its Linear and in the embedding, which is the head too.
+// [rows, cols]. The weights of matmul_ are [IC, OC], as in Hugging Face's GPT-2. The
+// weights of linear_ are [OC, IC], as in its Linear and in the embedding, which is the
+// head too.
 //
 // defines: GEMM_ALGORITHMS, Matmul, matmul_create, gemm, matmul_forward,
 //          matmul_backward_input, matmul_backward_weight, linear_forward,
@@ -13,7 +14,7 @@
 
 #include "llmc/kernels/cuda_common.cuh"
 
-// `make tune` times so many of the algorithms that cuBLASLt proposes for a product.
+// `make tune` times this number of the algorithms that cuBLASLt proposes for a product.
 enum { GEMM_ALGORITHMS = 8 };
 
 // Bytes of scratch for cuBLASLt. The stand-in takes hardly any, and each rank fills its
@@ -99,8 +100,8 @@ static inline void gemm(Matmul *mm, D *d, const floatX *a, bool trans_a, const f
     gemm_prefer(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, gemm_alignment(a));
     gemm_prefer(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, gemm_alignment(d));
     gemm_prefer(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, gemm_alignment(d));
-    // The heuristic proposes algorithms, first the one that it takes for the fastest. That
-    // one is used unless `make tune` has measured a faster one.
+    // The heuristic proposes algorithms; it believes that the first is the fastest. The
+    // first is used unless `make tune` has measured a faster one.
     char problem[128];
     snprintf(problem, sizeof problem, "%zu x %zu x %zu %c%c %s to %s%s, aligned %u %u %u",
              M, N, K, "NT"[trans_a], "NT"[trans_b], FLOATX_NAME,
@@ -131,42 +132,42 @@ static inline void gemm(Matmul *mm, D *d, const floatX *a, bool trans_a, const f
     for (int i = 0; i < 3; i++) CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(layouts[i]));
 }
 
-// out[N,OC] = inp[N,IC] weight[IC,OC] (+ bias[OC], unless it is NULL).
+// Computes out[N,OC] = inp[N,IC] weight[IC,OC] (+ bias[OC], unless it is NULL).
 static inline void matmul_forward(Matmul *mm, floatX *out, const floatX *inp,
                                   const floatX *weight, const floatX *bias, size_t N,
                                   size_t IC, size_t OC) {
     gemm(mm, out, inp, false, weight, false, N, OC, IC, bias);
 }
 
-// dinp[N,IC] = dout[N,OC] weight[IC,OC]^T
+// Computes dinp[N,IC] = dout[N,OC] weight[IC,OC]^T.
 static inline void matmul_backward_input(Matmul *mm, floatX *dinp, const floatX *dout,
                                          const floatX *weight, size_t N, size_t IC,
                                          size_t OC) {
     gemm(mm, dinp, dout, false, weight, true, N, IC, OC);
 }
 
-// dweight[IC,OC] (float) = or += inp[N,IC]^T dout[N,OC].
+// Computes dweight[IC,OC] (float) = or += inp[N,IC]^T dout[N,OC].
 static inline void matmul_backward_weight(Matmul *mm, float *dweight, const floatX *inp,
                                           const floatX *dout, size_t N, size_t IC,
                                           size_t OC, bool accumulate) {
     gemm(mm, dweight, inp, true, dout, false, IC, OC, N, NULL, accumulate);
 }
 
-// out[N,OC] = inp[N,IC] weight[OC,IC]^T (+ bias[OC], unless it is NULL).
+// Computes out[N,OC] = inp[N,IC] weight[OC,IC]^T (+ bias[OC], unless it is NULL).
 static inline void linear_forward(Matmul *mm, floatX *out, const floatX *inp,
                                   const floatX *weight, const floatX *bias, size_t N,
                                   size_t IC, size_t OC) {
     gemm(mm, out, inp, false, weight, true, N, OC, IC, bias);
 }
 
-// dinp[N,IC] = dout[N,OC] weight[OC,IC]
+// Computes dinp[N,IC] = dout[N,OC] weight[OC,IC].
 static inline void linear_backward_input(Matmul *mm, floatX *dinp, const floatX *dout,
                                          const floatX *weight, size_t N, size_t IC,
                                          size_t OC) {
     gemm(mm, dinp, dout, false, weight, false, N, IC, OC);
 }
 
-// dweight[OC,IC] (float) = or += dout[N,OC]^T inp[N,IC].
+// Computes dweight[OC,IC] (float) = or += dout[N,OC]^T inp[N,IC].
 static inline void linear_backward_weight(Matmul *mm, float *dweight, const floatX *inp,
                                           const floatX *dout, size_t N, size_t IC,
                                           size_t OC, bool accumulate) {

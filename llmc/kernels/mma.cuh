@@ -1,11 +1,13 @@
 // mma.cuh: thin wrappers of the tensor-core instructions for bf16 (sm_80 and later) and
 // their companions. All 32 lanes of a warp call them together. Fragments are laid out as
-// the PTX ISA documents for m16n8k16; with g = lane / 4 and t = lane % 4:
-//   a[4]: (row g, columns 2t, 2t+1), (row g+8, the same), (row g, columns 2t+8, 2t+9), (row
-//   g+8, the same)
-//   b[2]: (rows 2t, 2t+1, column g), (rows 2t+8, 2t+9, column g)
-//   d[4]: (row g, columns 2t, 2t+1), (row g+8, the same)
-// so two neighbouring d fragments, rounded, are an a fragment. llmc/cpu/tensor_core.h does
+// the PTX ISA documents for m16n8k16. With g = lane / 4 and t = lane % 4:
+//
+//   a[0]  row g,     columns 2t, 2t+1          a[1]  row g + 8, the same
+//   a[2]  row g,     columns 2t+8, 2t+9        a[3]  row g + 8, the same
+//   b[0]  rows 2t, 2t+1,     column g          b[1]  rows 2t+8, 2t+9, column g
+//   d[0], d[1]  row g, columns 2t, 2t+1        d[2], d[3]  row g + 8, the same
+//
+// So two neighbouring d fragments, rounded, are an a fragment. llmc/cpu/tensor_core.h does
 // the same on a CPU.
 //
 // defines: DYNAMIC_SHARED, LAUNCH_LARGE, multiprocessor_shared, bfloat16, SharedTile,
@@ -66,7 +68,7 @@ struct SharedTile {
 #endif
 };
 
-// Two numbers rounded to bf16, the first in the low half.
+// Returns two numbers rounded to bf16, the first in the low half.
 __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
 #ifdef __CUDACC__
     __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
@@ -83,7 +85,7 @@ __device__ __forceinline__ float bits_float(uint32_t bits) {
     memcpy(&x, &bits, sizeof x);
     return x;
 }
-// The two numbers of a pair.
+// Return the two numbers of a pair.
 __device__ __forceinline__ float low_float(uint32_t pair) {
     return bits_float(pair << 16);
 }
@@ -92,7 +94,7 @@ __device__ __forceinline__ float high_float(uint32_t pair) {
 }
 
 #ifdef __CUDACC__
-// d[16,8] += a[16,16] b[16,8].
+// Computes d[16,8] += a[16,16] b[16,8].
 __device__ __forceinline__ void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
                                          uint32_t b1) {
     asm volatile(
@@ -104,9 +106,9 @@ __device__ __forceinline__ void mma_bf16(float (&d)[4], const uint32_t (&a)[4], 
 }
 #endif
 
-// Four 8 x 8 matrices from shared memory: lane l gives the address, a multiple of 16 bytes,
-// of row l % 8 of matrix l / 8. Register i: row g of matrix i, columns 2t and 2t+1; with
-// TRANS, column g, rows 2t and 2t+1.
+// Loads four 8 x 8 matrices from shared memory. Lane l gives the address, a multiple of 16
+// bytes, of row l % 8 of matrix l / 8. Register i gets row g of matrix i, columns 2t and
+// 2t+1; with TRANS, column g, rows 2t and 2t+1.
 template <bool TRANS>
 __device__ __forceinline__ void ldmatrix_x4(uint32_t (&registers)[4], SharedTile row) {
 #ifdef __CUDACC__
@@ -130,8 +132,8 @@ __device__ __forceinline__ void ldmatrix_x4(uint32_t (&registers)[4], SharedTile
 #endif
 }
 
-// Returns the lane's address for the first ldmatrix of a product with a tile, rows STRIDE
-// elements apart: b^T as tile[n][k], or with TRANS b itself as tile[k][n].
+// Returns the lane's address for the first ldmatrix of a product with a tile. Its rows are
+// STRIDE elements apart: b^T as tile[n][k], or with TRANS b itself as tile[k][n].
 template <bool TRANS, int STRIDE>
 __device__ __forceinline__ SharedTile matrix_row(const bfloat16 *tile) {
     // Matrices 0 and 1 are the two halves of k for one column tile, 2 and 3 those for the
@@ -141,8 +143,8 @@ __device__ __forceinline__ SharedTile matrix_row(const bfloat16 *tile) {
                             : tile + (n + lane % 8) * STRIDE + k);
 }
 
-// d[m][16, 8 N8] += a[m][16, 16 K16] b for each m: b is read once. d[m][n] and a[m][k] are
-// fragments; N8 is even; row is matrix_row of b's tile.
+// Adds to d[m][16, 8 N8] the product a[m][16, 16 K16] b for each m. It reads b once.
+// d[m][n] and a[m][k] are fragments, N8 is even, and row is matrix_row of b's tile.
 template <bool TRANS, int STRIDE, int M, int N8, int K16>
 __device__ __forceinline__ void mma_product(float (&d)[M][N8][4],
                                             const uint32_t (&a)[M][K16][4],
@@ -185,7 +187,7 @@ __device__ __forceinline__ void mma_product(float (&d)[N8][4], const uint32_t (&
                                reinterpret_cast<const uint32_t(&)[1][K16][4]>(a), row);
 }
 
-// Each of the two values summed, or the largest taken, over the four lanes of a row of d.
+// Sums each of the two values, or takes the largest, over the four lanes of a row of d.
 template <bool SUM>
 __device__ __forceinline__ void quad_reduce(float (&x)[2]) {
     UNROLL
@@ -204,8 +206,8 @@ __device__ __forceinline__ void quad_max(float (&x)[2]) {
     quad_reduce<false>(x);
 }
 
-// all[i] = the x of lane i * STRIDE of the lane's COUNT, which are STRIDE apart: <4, 1> are
-// the lanes of a row of d, <8, 4> those of a column.
+// Writes to all[i] the x of lane i * STRIDE among the lane's COUNT lanes, which are STRIDE
+// apart. <4, 1> are the lanes of a row of d, <8, 4> the lanes of a column.
 template <int COUNT, int STRIDE>
 __device__ __forceinline__ void warp_gather(uint32_t (&all)[COUNT], uint32_t x) {
     int lane = threadIdx.x % 32, first = lane - lane / STRIDE % COUNT * STRIDE;
@@ -214,8 +216,8 @@ __device__ __forceinline__ void warp_gather(uint32_t (&all)[COUNT], uint32_t x) 
         all[i] = __shfl_sync(0xFFFFFFFFu, x, first + i * STRIDE);
 }
 
-// Whether x is true in any lane. For work that changes nothing where it is false
-// everywhere: a CPU, to which asking costs more than such work, says yes.
+// True if x is true in any lane. Use it only for work that changes nothing if x is false in
+// all lanes. On a CPU asking costs more than such work, so it always returns true.
 __device__ __forceinline__ bool warp_any(bool x) {
 #ifdef __CUDACC__
     return __any_sync(0xFFFFFFFFu, x);
@@ -225,8 +227,8 @@ __device__ __forceinline__ bool warp_any(bool x) {
 #endif
 }
 
-// 16 bytes, or a float, from global to shared memory, there after copy_async_wait and a
-// barrier; zeros if not `exists`.
+// Starts a copy of 16 bytes, or of a float, from global to shared memory. It is there after
+// copy_async_wait and a barrier. Zeros if not `exists`.
 __device__ __forceinline__ void copy_async16(SharedTile to, const void *global,
                                              bool exists) {
 #ifdef __CUDACC__

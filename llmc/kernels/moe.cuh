@@ -1,17 +1,18 @@
-// moe.cuh: a mixture of experts but for the experts themselves, which are matrix products.
+// moe.cuh: a mixture of experts, except the experts themselves, which are matrix products.
 // lesson: moe
 //
-// Each token goes to the k of E experts of which its router thinks most; its result is the
-// sum of theirs, each times its probability (Switch Transformer, Fedus et al. 2021, with k
-// experts instead of one), or the probability's share of the k (normalised: Mixtral, Jiang
-// et al. 2024). An expert has `slots` places for a sequence, given to tokens in
-// their order: so no token depends on later ones, and who is dropped depends neither on
-// other sequences nor on the layout. A dropped choice adds nothing: the residual stream
-// carries the token on.
+// Each token goes to the k of E experts to which its router gives the highest
+// probabilities. Its result is the sum of their results, each times a weight:
+//   the expert's probability (Switch Transformer, Fedus et al. 2021, with k experts, not one);
+//   normalised: its share of the k probabilities (Mixtral, Jiang et al. 2024).
+//
+// An expert has `slots` places for a sequence, given to tokens in their order. So no token
+// depends on later ones, and drops depend neither on other sequences nor on the layout. A
+// dropped choice adds nothing: the residual stream carries the token on.
 //
 // Rows of experts are (E, B, slots, C): contiguous for each expert. Empty places are zeros,
-// and stay so in backward. The router is fp32 whatever floatX is. Equal logits: the expert
-// with the lower number.
+// and stay so in backward. The router is fp32 for any floatX. Of equal logits, the expert
+// with the lower number comes first.
 //
 // defines: Moe, Routing, moe_capacity, moe_rows, take_routing, moe_route, moe_gather,
 //          moe_combine, moe_statistics, moe_statistics_count, moe_backward_router,
@@ -35,7 +36,7 @@ struct Moe {
     bool normalised = false;  // a token's k weights are divided by their sum
 };
 
-// Where the tokens of one layer and micro-batch go.
+// The places of the tokens of one layer and micro-batch.
 typedef struct {
     float *probs;    // (N, E) of the router
     float *lse;      // (N) log-sum-exp of its logits
@@ -62,7 +63,7 @@ static inline size_t moe_rows(const Moe &moe, size_t B) {
     return moe.E * B * moe.slots;
 }
 
-// c ranks share each sequence.
+// Takes the buffers of the routing. c ranks share each sequence.
 static inline void take_routing(Arena *arena, Routing *r, const Moe &moe, size_t B, size_t T,
                                 size_t c = 1) {
     size_t N = B * T;
@@ -116,8 +117,8 @@ __global__ void __launch_bounds__(ROW_THREADS, 1)
     for (size_t j = 0; j < k && normalised; j++) mine[j] /= chosen;
 }
 
-// A warp per sequence and expert, whose lanes take a piece of the sequence each: they
-// count, then give places.
+// A warp per sequence and expert. Each lane takes a piece of the sequence. The lanes count,
+// then give places.
 __global__ void __launch_bounds__(ROW_THREADS, 1)
     moe_place_kernel(Routing r, Moe moe, size_t B, size_t T) {
     size_t pair = block_row(), lane = row_lane(), k = moe.k;
@@ -183,9 +184,9 @@ __global__ void __launch_bounds__(ROW_THREADS, 1)
     }
 }
 
-// rows (E, B, slots, C) = each place's token of x (N, C); weighted: times the probability
-// of its expert, which makes of the gradient of moe_combine's result that of the experts'
-// results.
+// Gathers into rows (E, B, slots, C) each place's token of x (N, C). weighted: multiplies
+// it by the weight of its expert. This turns the gradient of moe_combine's result into the
+// gradient of the experts' results.
 static inline void moe_gather(floatX *rows, const floatX *x, const Routing &r,
                               const Moe &moe, size_t B, size_t C, bool weighted,
                               cudaStream_t stream) {
@@ -221,8 +222,8 @@ __global__ void __launch_bounds__(ROW_THREADS, 1)
     }
 }
 
-// out (N, C) = residual + mask * the sum of each token's experts, as their rows have them,
-// times their weights. residual NULL: none.
+// Computes out (N, C) = residual + mask * the sum of the results of each token's experts,
+// times their weights. rows has the results. residual NULL: none.
 static inline void moe_combine(floatX *out, const floatX *residual, const floatX *rows,
                                const Routing &r, const Moe &moe, size_t N, size_t C,
                                cudaStream_t stream, Dropout drop) {
@@ -234,7 +235,7 @@ static inline void moe_combine(floatX *out, const floatX *residual, const floatX
     });
 }
 
-// Elements of the statistics of a layer.
+// Returns the elements of the statistics of a layer.
 static inline size_t moe_statistics_count(const Moe &moe) {
     return 4 * moe.E;
 }
@@ -254,9 +255,9 @@ __global__ void moe_statistics_kernel(double *sums, Routing r, Moe moe, size_t B
         sums[3 * E + e] += (double)r.lse[n] * (double)r.lse[n];
 }
 
-// Adds to sums (4, E): tokens that chose an expert; dropped ones among them; its share of
-// the balance loss; a share of the loss of large logits. Both losses are summed over tokens
-// and lack their coefficients. c ranks share each sequence.
+// Adds to sums (4, E), for each expert: the tokens that chose it, the dropped ones among them,
+// its share of the balance loss, a share of the loss of large logits. Both losses are summed
+// over tokens and lack their coefficients. c ranks share each sequence.
 static inline void moe_statistics(double *sums, const Routing &r, const Moe &moe, size_t B,
                                   size_t T, cudaStream_t stream, size_t c = 1) {
     kernel_cost(KERNEL_ELEMENTWISE, B * moe.E, 12, 1);
@@ -302,12 +303,13 @@ __global__ void __launch_bounds__(ROW_THREADS, 1)
         d[e] = p[e] * (d[e] - mean + 2.0f * moe.z * r.lse[n] * dloss);
 }
 
-// dlogits (N, E): the gradient of the router's logits, from dout (N, C), that of
-// moe_combine's sum, and rows, the experts' results; with it the gradients of the two
-// losses, for a loss that is dloss times a sum over tokens. The balance loss of a sequence
-// is E times the sum over experts of f P, f the share of its choices, which has no
-// gradient, and P the mean probability (Fedus et al. 2021, equations 4 to 6). The z loss is
-// lse squared (Zoph et al. 2022, 5).
+// Computes dlogits (N, E), the gradient of the router's logits. dout (N, C) is the gradient
+// of moe_combine's sum, and rows are the experts' results. Adds the gradients of the two
+// losses, for a loss that is dloss times a sum over tokens:
+//   balance  For a sequence, E times the sum over experts of f P. f is the expert's share of
+//            the choices and has no gradient. P is its mean probability (Fedus et al. 2021,
+//            equations 4 to 6).
+//   z        The lse squared (Zoph et al. 2022, 5).
 static inline void moe_backward_router(float *dlogits, const floatX *dout,
                                        const floatX *rows, const Routing &r, const Moe &moe,
                                        float dloss, size_t B, size_t T, size_t C,
@@ -345,8 +347,8 @@ __global__ void __launch_bounds__(ROW_THREADS, 1)
     }
 }
 
-// dx (N, C): the gradient of the layer's input, from drows, those of the experts' inputs,
-// and from the router's.
+// Computes dx (N, C), the gradient of the layer's input. drows has the gradients of the
+// experts' inputs; the router adds its own.
 static inline void moe_backward_input(floatX *dx, const floatX *drows, const float *dlogits,
                                       const floatX *weight, const Routing &r,
                                       const Moe &moe, size_t N, size_t C,
@@ -377,8 +379,8 @@ __global__ void __launch_bounds__(BIAS_THREADS)
     store_floats<W>(partial + blockIdx.y * E * C + at, sum);
 }
 
-// dweight (E, C) = or += dlogits (N, E)^T x (N, C). scratch: bias_backward_scratch(N, E *
-// C) floats.
+// Computes dweight (E, C) = or += dlogits (N, E)^T x (N, C). scratch: bias_backward_scratch(N,
+// E * C) floats.
 static inline void moe_backward_weight(float *dweight, float *scratch, const float *dlogits,
                                        const floatX *x, size_t N, size_t C, size_t E,
                                        bool accumulate, cudaStream_t stream) {

@@ -9,9 +9,9 @@
 //
 // Each step of Newton-Schulz moves all singular values of X towards 1, so X ends near the
 // orthogonal matrix that is nearest to U. A tall matrix takes A = X' X and multiplies from
-// the right, which is the same polynomial of fewer products. Products are of floatX: fp32 or
-// bf16. Liu et al. 2025 found the factor of the update: with it AdamW's learning rate and
-// decay suit.
+// the right, which is the same polynomial with smaller products. Products are of floatX:
+// fp32 or bf16. With the factor 0.2 sqrt(max(rows, cols)) of Liu et al. 2025, AdamW's
+// learning rate and decay suit Muon, too.
 //
 // defines: MuonScratch, muon_momentum, muon_normalise, muon_combine, muon_orthogonalise,
 //          muon_update
@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(ROW_THREADS)
         x[row * shape.cols + i] = from_float<floatX>(from[i] * inverse);
 }
 
-// scratch->x = U / (|U| + 1e-7), of the matrix in the tensor u.
+// Computes scratch->x = U / (|U| + 1e-7), of the matrix in the tensor u.
 static inline void muon_normalise(const MuonScratch *scratch, const float *u,
                                   MuonMatrix shape, cudaStream_t stream) {
     size_t n = shape.rows * shape.cols;
@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(ELEMENT_THREADS)
     }
 }
 
-// out[n] = a x + b y. out may be one of them.
+// Computes out[n] = a x + b y. out may be one of them.
 static inline void muon_combine(floatX *out, const floatX *x, const floatX *y, float a,
                                 float b, size_t n, cudaStream_t stream) {
     kernel_cost(KERNEL_ELEMENTWISE, n, 3 * sizeof(floatX), 3);
@@ -173,9 +173,8 @@ __global__ void __launch_bounds__(ROW_THREADS)
     }
 }
 
-// Updates the matrix in the tensor params, as far as its elements are among the tensor's
-// [lo, hi), by scratch->x. master [hi - lo] are the fp32 weights of these, or NULL where
-// floatX is float.
+// Updates the matrix in the tensor params by scratch->x, but only its elements among the
+// tensor's [lo, hi). master [hi - lo] are their fp32 weights, or NULL if floatX is float.
 static inline void muon_update(floatX *params, float *master, const MuonScratch *scratch,
                                MuonMatrix shape, size_t lo, size_t hi, double lr,
                                double decay, cudaStream_t stream) {

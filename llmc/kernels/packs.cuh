@@ -101,7 +101,7 @@ __device__ __forceinline__ void load_floats(float (&out)[W], const T *p) {
 }
 
 // W elements that may still be on their way from memory. They are words because a compiler
-// takes elements apart, and so waits for them, where they are loaded.
+// unpacks elements right behind the load, and so waits for them there.
 template <int W>
 struct Late {
     Packed128<uint32_t> packs[W / x128::size];
@@ -148,8 +148,8 @@ __device__ __forceinline__ void store_floats(T *p, const float (&in)[W]) {
     }
 }
 
-// Writes 16 bytes to global memory at once, which a compiler splits in four where it has
-// computed them in several steps.
+// Writes 16 bytes to global memory at once. If a compiler has computed them in several
+// steps, it would split the store in four.
 __device__ __forceinline__ void store_whole(void *p, const uint32_t (&w)[4]) {
 #ifdef __CUDACC__
     asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(w[0]), "r"(w[1]),
@@ -161,7 +161,7 @@ __device__ __forceinline__ void store_whole(void *p, const uint32_t (&w)[4]) {
 #endif
 }
 
-// store_floats by whole stores, for elements of a GPU's packs.
+// Does store_floats by whole stores, for elements of a GPU's packs.
 template <int W>
 __device__ __forceinline__ void store_whole_floats(floatX *p, const float (&in)[W]) {
     if constexpr (W == x128::size && ROW_LANES > 1) {
@@ -175,7 +175,7 @@ __device__ __forceinline__ void store_whole_floats(floatX *p, const float (&in)[
 }
 
 // Returns the sum or the largest of W numbers, by halves: W is a power of two. The largest
-// passes over NaNs.
+// ignores NaNs.
 template <bool SUM, int W, typename T>
 __device__ __forceinline__ T reduce_of(const T (&x)[W]) {
     T y[W];

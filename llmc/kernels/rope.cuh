@@ -2,9 +2,9 @@
 // q and k.
 // lesson: llama
 //
-// Of a head's HS channels the first D are pairs (i, i + D/2), as Hugging Face has them.
-// Pair i at position t turns by an angle of which a table [T, D/2, 2] has cosine and sine.
-// The gradient turns back: sign -1.
+// The first D of a head's HS channels are pairs (i, i + D/2), as Hugging Face has them.
+// Pair i at position t turns by an angle. A table [T, D/2, 2] has its cosine and sine. The
+// gradient turns back: sign -1.
 //
 // defines: rope
 #ifndef LLMC_ROPE_CUH

@@ -83,8 +83,9 @@ __device__ __forceinline__ T lanes_before(T x) {
     return sum - x;
 }
 
-// Returns how many blocks along y take about `each` of the rows y, y + blocks, y + 2
-// blocks, ...: a grid has 65535 at most along y, and rows grow with the tokens.
+// Returns the number of blocks along y for rows that share them. Each block takes about
+// `each` rows: y, y + blocks, y + 2 blocks, and so on. A grid has at most 65535 along y,
+// and rows grow with the tokens.
 static inline unsigned row_strides(size_t rows, size_t each) {
     size_t blocks = CEIL_DIV(rows, each);
     return blocks < 65535 ? (unsigned)blocks : 65535;

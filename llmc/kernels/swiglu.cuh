@@ -2,8 +2,8 @@
 // 2020), and relu(x)^2.
 // lesson: llama
 //
-// A row of the input is F gates, then the F channels that they multiply: one matrix product
-// makes both.
+// A row of the input has F gates, then the F channels that they multiply. One matrix
+// product computes both.
 //
 // defines: swiglu_forward, swiglu_backward, relu2_forward, relu2_backward
 #ifndef LLMC_SWIGLU_CUH
@@ -15,8 +15,8 @@ static constexpr unsigned SWIGLU_THREADS = 128,
                           SWIGLU_ROWS =
                               8;  // a thread takes the same columns of several rows
 
-// out[N, F] = silu(gate) * up of inp[N, 2F]; with BACKWARD out[N, 2F], the gradients of
-// gate and up from dout[N, F].
+// Computes out[N, F] = silu(gate) * up of inp[N, 2F]. With BACKWARD computes out[N,
+// 2F], the gradients of gate and up from dout[N, F].
 template <int W, bool BACKWARD>
 __global__ void __launch_bounds__(SWIGLU_THREADS)
     swiglu_kernel(floatX *out, const floatX *dout, const floatX *inp, size_t N, size_t F) {
@@ -56,19 +56,20 @@ static inline void swiglu_launch(floatX *out, const floatX *dout, const floatX *
     });
 }
 
-// out[N, F] = silu(gate) * up of inp[N, 2F]
+// Computes out[N, F] = silu(gate) * up of inp[N, 2F].
 static inline void swiglu_forward(floatX *out, const floatX *inp, size_t N, size_t F,
                                   cudaStream_t stream) {
     swiglu_launch<false>(out, NULL, inp, N, F, stream);
 }
 
-// dinp[N, 2F] from dout[N, F] and forward's inp[N, 2F]
+// Computes dinp[N, 2F] from dout[N, F] and forward's inp[N, 2F].
 static inline void swiglu_backward(floatX *dinp, const floatX *dout, const floatX *inp,
                                    size_t N, size_t F, cudaStream_t stream) {
     swiglu_launch<true>(dinp, dout, inp, N, F, stream);
 }
 
-// With dout NULL out = relu(inp)^2, else out = 2 relu(inp) dout; out may be dout.
+// Computes out = relu(inp)^2 if dout is NULL, else out = 2 relu(inp) dout; out may be
+// dout.
 template <int W>
 __global__ void __launch_bounds__(ELEMENT_THREADS)
     relu2_kernel(floatX *out, const floatX *dout, const floatX *inp, size_t n) {
@@ -85,7 +86,7 @@ __global__ void __launch_bounds__(ELEMENT_THREADS)
     }
 }
 
-// dinp[n] = dout * 2 relu(inp); dinp may be dout.
+// Computes dinp[n] = dout * 2 relu(inp); dinp may be dout.
 static inline void relu2_backward(floatX *dinp, const floatX *dout, const floatX *inp,
                                   size_t n, cudaStream_t stream) {
     kernel_cost(KERNEL_ELEMENTWISE, n, (dout ? 3 : 2) * sizeof(floatX), 2);
@@ -95,7 +96,7 @@ static inline void relu2_backward(floatX *dinp, const floatX *dout, const floatX
     });
 }
 
-// out[n] = relu(inp[n])^2
+// Computes out[n] = relu(inp[n])^2.
 static inline void relu2_forward(floatX *out, const floatX *inp, size_t n,
                                  cudaStream_t stream) {
     relu2_backward(out, NULL, inp, n, stream);

@@ -1,13 +1,13 @@
-// wgmma.cuh: the instructions of Hopper (sm_90a) that work while their thread does
-// something else: products by a warpgroup of 128 threads (wgmma) and copies of tiles by the
-// copy engine (TMA). And the barriers in shared memory on which threads wait for a copy or
-// for each other (mbarrier). llmc/cpu/warpgroup.h does the same on a CPU, as late as a GPU
-// may.
+// wgmma.cuh: the asynchronous instructions of Hopper (sm_90a), and their barriers.
+//   wgmma     products by a warpgroup of 128 threads;
+//   TMA       copies of tiles by the copy engine;
+//   mbarrier  barriers in shared memory, on which threads wait for a copy or for each other.
+// llmc/cpu/warpgroup.h does the same on a CPU, as late as a GPU may.
 //
-// A tile has rows of HS channels, 64 or 128, in panels of 64: a panel's rows are 128 bytes
-// each, and each begins at a multiple of 1024 bytes. The copy engine swizzles the eight
-// 16-byte pieces of a row (piece i of row r lies at place i ^ r % 8), so that eight
-// neighbouring rows of a column lie in different banks; products undo it.
+// A tile has rows of HS channels, 64 or 128, in panels of 64. A panel's rows are 128 bytes
+// each, and each panel begins at a multiple of 1024 bytes. The copy engine swizzles the
+// eight 16-byte pieces of a row: piece i of row r lies at place i ^ r % 8. So eight
+// neighbouring rows of a column lie in different banks. Products undo it.
 //
 // defines: WGMMA_CODE, wgmma_device, device_multiprocessors, shared_address, barrier_init,
 //          barriers_ready, barrier_expect, barrier_arrive, barrier_wait, warpgroup_barrier,
@@ -64,7 +64,7 @@ __device__ __forceinline__ void barriers_ready() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Arrives, and says how many bytes copies will bring in this phase.
+// Arrives at the barrier. Adds the bytes that copies will bring in this phase.
 __device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier),
                  "r"(bytes)
@@ -89,7 +89,7 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
     } while (!done);
 }
 
-// A barrier of the 128 threads of warpgroup wg.
+// Waits for the 128 threads of warpgroup wg.
 __device__ __forceinline__ void warpgroup_barrier(int wg) {
     asm volatile("bar.sync %0, 128;" ::"r"(wg + 1) : "memory");
 }
@@ -155,7 +155,7 @@ __device__ __forceinline__ void registers_more() {
 
 // ---- products --------------------------------------------------------------------------
 
-// Before products: what this thread wrote to their registers comes first.
+// Orders this thread's writes to the registers of products before the products.
 __device__ __forceinline__ void wgmma_fence() {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
@@ -201,8 +201,8 @@ __device__ __forceinline__ void fresh(float (&d)[N][4]) {
     "%47, "                                                                         \
     "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
-// d[64, 8 N8] = a b^T, or += if `add`: a[64, 16] and b[8 N8, 16] in shared memory, by
-// descriptors.
+// Computes d[64, 8 N8] = a b^T, or += if `add`. a[64, 16] and b[8 N8, 16] are in shared
+// memory, by descriptors.
 __device__ __forceinline__ void wgmma_rows(float (&d)[8][4], uint64_t a, uint64_t b,
                                            int add) {
     asm volatile(
@@ -221,8 +221,8 @@ __device__ __forceinline__ void wgmma_rows(float (&d)[16][4], uint64_t a, uint64
         : WGMMA_D64
         : "l"(a), "l"(b), "r"(add));
 }
-// d[64, 8 N8] += a b: a[64, 16] as fragments in registers, of 16 rows a warp, b[16, 8 N8]
-// in shared memory.
+// Computes d[64, 8 N8] += a b. a[64, 16] is fragments in registers, of 16 rows a warp, and
+// b[16, 8 N8] is in shared memory.
 __device__ __forceinline__ void wgmma_columns(float (&d)[8][4], const uint32_t (&a)[4],
                                               uint64_t b) {
     asm volatile(
@@ -243,16 +243,19 @@ __device__ __forceinline__ void wgmma_columns(float (&d)[16][4], const uint32_t 
 }
 #endif
 
-// Describes a matrix in shared memory. Bits 0-13: address / 16; 16-29: bytes / 16 to the
-// next 64 of the rows that are not summed over, if those lie along a panel's rows; 32-45:
-// bytes / 16 from eight rows to the next; 62-63: swizzled.
+// Describes a matrix in shared memory. Its bits are:
+//   0-13   address / 16.
+//   16-29  If the rows that are not summed over lie along a panel's rows: bytes / 16 to the
+//          next 64 of them.
+//   32-45  Bytes / 16 from eight rows to the next.
+//   62-63  The swizzle.
 __device__ __forceinline__ uint64_t wgmma_matrix(uint32_t address, uint32_t next_panel) {
     return (uint64_t)((address & 0x3FFFF) >> 4) | (uint64_t)(next_panel >> 4) << 16 |
            (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
 }
 
-// d = a b^T over HS channels: a's 64 rows from address a on in a tile of A_ROWS rows, b a
-// tile of 8 N8 rows.
+// Computes d = a b^T over HS channels. a has 64 rows from address a on in a tile of A_ROWS
+// rows; b is a tile of 8 N8 rows.
 template <int HS, int A_ROWS, int N8>
 __device__ __forceinline__ void product_rows(float (&d)[N8][4], uint32_t a, uint32_t b) {
     UNROLL
@@ -263,7 +266,7 @@ __device__ __forceinline__ void product_rows(float (&d)[N8][4], uint32_t a, uint
     }
 }
 
-// d += a b: a as fragments, b a tile of 16 K16 rows of 8 N8 channels.
+// Computes d += a b: a as fragments, b a tile of 16 K16 rows of 8 N8 channels.
 template <int K16, int N8>
 __device__ __forceinline__ void product_columns(float (&d)[N8][4],
                                                 const uint32_t (&a)[K16][4], uint32_t b) {

@@ -1,10 +1,10 @@
-// work.cuh: bytes and FLOPs of each kernel, declared next to its LAUNCH: for the kernel
+// work.cuh: bytes and FLOPs of each kernel, declared next to its LAUNCH. The kernel
 // laboratory (dev/cuda/bench.h), PROFILE=1 (dev/cuda/kernel_times.cuh), and the virtual
-// clock of the stand-ins (llmc/cpu/clock.h).
+// clock of the stand-ins (llmc/cpu/clock.h) use them.
 //
 // Bytes: every input read once and every output written once, even if the kernel does so
-// more often. Vectors beside matrices (biases, means, tokens, losses) and scratch are left
-// out. FLOPs: an exponential, a root or a division is one; causal attention counts the
+// more often. They leave out scratch, and vectors beside matrices (biases, means, tokens,
+// losses). FLOPs: an exponential, a root or a division is one. Causal attention counts the
 // unmasked pairs.
 //
 // defines: kernel_tally, kernel_state, kernel_cost, attention_cost, gemm_cost

@@ -1,16 +1,16 @@
 // communicator.h: how communicators begin, connect, split, count their traffic and end.
 //
-// NCCL connects lazily. The first message to a rank, the first one from it, and the first
-// collective of each kind exchange addresses and map buffers, separately for small and
-// large collectives, which different algorithms carry. All this happens inside the call:
-// the HOST waits there for the other ranks, and its allocations may wait for running work.
-// If a host has first enqueued an operation on another communicator or stream, two ranks
-// may wait for each other. So the stand-in refuses the call while another operation is in
-// flight.
+// NCCL connects lazily: at the first message to a rank, the first one from it, and the
+// first collective of each kind. Then ranks exchange addresses and map buffers, separately
+// for small and large collectives, which different algorithms carry. All this happens
+// inside the call: the HOST waits there for the other ranks, and its allocations may wait
+// for running work. If a host has first enqueued an operation on another communicator or
+// stream, two ranks may wait for each other. So the stand-in refuses the call while another
+// operation is in flight.
 //
-// ncclCommDestroy is collective too: it returns when all ranks of the communicator have
+// ncclCommDestroy is collective too. It returns when all ranks of the communicator have
 // called it, in a group as well. So ranks destroy their communicators in one order, for
-// instance that of the splits.
+// instance the order of the splits.
 #ifndef LLMC_MPI_COMMUNICATOR_H
 #define LLMC_MPI_COMMUNICATOR_H
 
@@ -117,7 +117,7 @@ inline void report_traffic(const ncclComm *comm) {
     }
 }
 
-// Prints the reports of all ranks on rank 0, at the end of the communicator of all: mpirun
+// Prints the reports of all ranks on rank 0 when the communicator of all ranks ends. mpirun
 // may lose or mix the last lines of many ranks.
 inline void print_traffic(const ncclComm *comm) {
     std::string &mine = state().traffic, all = mine;

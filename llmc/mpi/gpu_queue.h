@@ -6,14 +6,16 @@
 // raises the second; then the stream copies the result back. For tests on one GPU, never
 // for speed. Order, matching, strictness, bits and reports are as on the CPU.
 //
-// Why it cannot hang by itself: the streams write and await the flags
-// (cuStreamWriteValue32, cuStreamWaitValue32), so a waiting group holds no callback thread
-// of the driver and no multiprocessor; the helper thread calls no CUDA function; all pinned
-// memory is allocated at the start, since a later allocation could wait for the streams.
-// When that memory (NCCL_MPI_PINNED_MIB, default 256) is in use, the host waits for the
-// oldest group, as NCCL's does when its queue is full. With more than 8 streams set
-// CUDA_DEVICE_MAX_CONNECTIONS=32, or streams share a hardware queue and wait for each
-// other. MPI needs MPI_THREAD_MULTIPLE.
+// It cannot hang by itself:
+//   - The streams write and await the flags (cuStreamWriteValue32, cuStreamWaitValue32), so
+//     a waiting group holds no callback thread of the driver and no multiprocessor.
+//   - The helper thread calls no CUDA function.
+//   - All pinned memory is allocated at the start. A later allocation could wait for the streams.
+// When the pinned memory (NCCL_MPI_PINNED_MIB, default 256) is in use, the host waits for
+// the oldest group. NCCL's host does the same when its queue is full.
+//
+// With more than 8 streams set CUDA_DEVICE_MAX_CONNECTIONS=32. Otherwise streams share a
+// hardware queue and wait for each other. MPI needs MPI_THREAD_MULTIPLE.
 #ifndef LLMC_MPI_GPU_QUEUE_H
 #define LLMC_MPI_GPU_QUEUE_H
 

@@ -1,27 +1,31 @@
 // nccl.h: the NCCL calls that the trainers use, carried by MPI. For ranks without GPUs
 // (with the stand-ins of llmc/cpu) and for several ranks that share one GPU. Names,
-// arguments and error codes are NCCL's. Call MPI_Init_thread first: MPI_THREAD_FUNNELED is
-// enough on a CPU, where one thread makes all calls; a GPU has a helper thread and needs
-// MPI_THREAD_MULTIPLE.
+// arguments and error codes are NCCL's. Call MPI_Init_thread first. A CPU needs
+// MPI_THREAD_FUNNELED, because one thread makes all calls. A GPU has a helper thread and
+// needs MPI_THREAD_MULTIPLE.
 //
 // As strict as NCCL, or stricter:
 //   - Operations of one communicator run one after the other in the order of issue, on any
-//     streams. Operations of different communicators overlap. A group's operations progress
-//     together; it has one communicator and one stream.
+//     streams. Operations of different communicators overlap.
+//   - A group has one communicator and one stream. Its operations progress together.
 //   - A send completes only when its receive has begun, so a wrong order of sends and
 //     receives hangs. After CPU_STALL_SECONDS (default 30) every rank then prints the peers
 //     it waits for, and the job ends.
-//   - Ranks that disagree about an operation, count, type, reduction or root are reported
-//     with both values.
+//   - Ranks may disagree about an operation, count, type, reduction or root. Then both values
+//     are reported.
 //   - The first use of a communicator, where NCCL's host waits, is refused beside other
 //     operations: see communicator.h.
-//   - A reduction adds in rank order (see operation.h): the same bits on every rank, every
-//     time.
-// NCCL_ORDER=ring:SEED adds in the order of NCCL's ring instead: an element from the rank
-// behind its owner round to the owner, and the owner depends on its place in the buffer.
-// any:SEED gives every communicator a ring of its own, as NCCL's search may.
-// NCCL_DELAY=random:SEED:MICROSECONDS delays messages at random; results must not depend on
-// it. NCCL_TRAFFIC=1 prints calls and bytes of each communicator at the end of the run.
+//   - A reduction adds in rank order (see operation.h), which gives the same bits on every
+//     rank, every time.
+//
+// Variables of the environment:
+//   NCCL_ORDER=ring:SEED  Adds in the order of NCCL's ring instead. An element's place in the
+//                         buffer gives its owner. The sum begins at the rank behind the owner
+//                         and goes round to the owner.
+//   NCCL_ORDER=any:SEED   Gives every communicator a ring of its own, as NCCL's search may.
+//   NCCL_DELAY=random:SEED:MICROSECONDS
+//                         Delays messages at random; results must not depend on it.
+//   NCCL_TRAFFIC=1        Prints calls and bytes of each communicator at the end of the run.
 //
 // When a rank dies, mpirun notices it and kills the others, with a message (srun needs
 // --kill-on-bad-exit=1). When mpirun dies, Open MPI's ranks lose their connection to it and
@@ -190,8 +194,8 @@ inline ncclResult_t ncclReduce(const void *sendbuff, void *recvbuff, size_t coun
                           comm, stream);
 }
 
-// Point to point, to oneself too (in a group with the matching call). The k-th send to a
-// peer meets its k-th receive.
+// Sends to a peer, or to oneself (in a group with the matching call). The k-th send to a peer
+// meets its k-th receive.
 inline ncclResult_t ncclSend(const void *sendbuff, size_t count, ncclDataType_t datatype,
                              int peer, ncclComm_t comm, cudaStream_t stream) {
     return nccl_mpi::call(NCCL_MPI_SEND, sendbuff, NULL, count, datatype, -1, peer, comm,

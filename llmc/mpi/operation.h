@@ -210,7 +210,7 @@ template <typename T>
 void narrow(T *out, T x) {
     *out = x;
 }
-// No integers are carried: 16 bits are a bfloat16.
+// Widens a bfloat16 to a float. No integers are carried, so 16 bits are a bfloat16.
 inline float widen(uint16_t x) {
     return bf16_to_float(x);
 }
@@ -226,10 +226,10 @@ inline int ring_rank(const Operation *op, int i) {
 
 // Reduces element by element: out[i] = ((x0 + x1) + x2) + ... over the inputs in rank
 // order. So the bits depend neither on the rank that computes, nor on the cut of the
-// buffer, nor on the order of arrival. NCCL promises none of this: with NCCL_ORDER the sum
-// goes once round a ring from the owner's successor to the owner, as in NCCL's ring
-// algorithm, so it depends on the element's place in the buffer. bfloat16 is summed in fp32
-// and rounded once, at the end.
+// buffer, nor on the order of arrival. NCCL promises none of this. With NCCL_ORDER the sum
+// takes the way of NCCL's ring algorithm: once round a ring, from the owner's successor to
+// the owner. Then it depends on the element's place in the buffer. bfloat16 is summed in
+// fp32 and rounded once, at the end.
 template <typename T>
 void reduce(const Operation *op) {
     enum { BLOCK = 1024 };  // fits the first-level cache

@@ -1,11 +1,11 @@
 // timing.h: communication on the virtual clock of the stand-ins (llmc/cpu/clock.h).
 //
-// A group of operations begins when all ranks of its communicator are ready: each has come
-// to it on its stream, and the communicator has finished the group before. So all of them
-// issue a group on the clock, of messages too. They agree on the latest time by MPI; in a
-// simulation no data move, and the processes meet in shared memory (llmc/cpu/simulate.h). A
-// group ends when its cost is over (llmc/sim/cost.h), which follows from its bytes and from
-// the places of the communicator's ranks.
+// A group of operations begins when all ranks of its communicator are ready. Each must have
+// come to it on its stream, and the communicator must have finished the group before. So
+// every rank takes part in each group on the clock, also in a group of messages. The ranks
+// agree on the latest time by MPI. In a simulation no data move, and the processes meet in
+// shared memory (llmc/cpu/simulate.h). A group ends when its cost is over (llmc/sim/cost.h).
+// The cost follows from its bytes and from the places of the communicator's ranks.
 //
 // defines: simulates, clock_*; on a GPU they do nothing
 #ifndef LLMC_MPI_TIMING_H
@@ -65,9 +65,9 @@ inline void clock_communicator(ncclComm_t comm, const ncclConfig_t *config) {
     c->place.alone = config && config->waited;
 }
 
-// Returns the seconds of a message to the peer. The ranks of the sender's stage in its
-// node, or its island, send theirs at the same time: as many as there are ranks between the
-// two.
+// Returns the seconds of a message to the peer. The ranks of the sender's stage in its node,
+// or its island, send at the same time. Their number is the distance between sender and
+// peer.
 inline double clock_message_seconds(const ncclComm *comm, double bytes, int peer) {
     const Cluster *cluster = &cpu_clock().cluster;
     const CommClock *c = &comm->clock;
@@ -76,9 +76,9 @@ inline double clock_message_seconds(const ncclComm *comm, double bytes, int peer
     return cost_send(cluster, bytes, a, b, std::min(between, around));
 }
 
-// Returns the seconds of a group: collectives of one kind are one collective over all of
-// their bytes. Messages begin together, but messages that leave this rank share its way out,
-// and arriving ones its way in: of the node's links and of the network each.
+// Returns the seconds of a group. Collectives of one kind are one collective over all of
+// their bytes. Messages begin together. Messages that leave this rank share its way out, and
+// arriving ones share its way in. The node's links and the network are separate ways.
 inline double clock_seconds(const Group *g) {
     const Cluster *cluster = &cpu_clock().cluster;
     double bytes[NCCL_MPI_OPS] = {0}, seconds = 0, latency = 0, message = 0;

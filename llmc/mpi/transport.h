@@ -1,33 +1,34 @@
 // transport.h: turns the operations of a communicator into MPI messages.
 //
-//   all-reduce      the buffer is cut into a part for each rank, or fewer if it is small.
-//                   Every rank sends each owner its part; the owner adds them up in rank
-//                   order and sends the result back: a reduce-scatter, then an all-gather.
-//                   Two ranks exchange a small buffer whole: one message each way, not two
-//   reduce-scatter  its first half, all-gather: its second half
-//   broadcast       the root sends to each
-//   reduce          each sends to the root, which adds up in rank order. The root sends each
-//                   an empty message, so that two roots notice each other
+//   all-reduce      Cuts the buffer into a part for each rank, or fewer if it is small. Every
+//                   rank sends each owner its part. The owner adds them up in rank order and
+//                   sends the result back: a reduce-scatter, then an all-gather. Two ranks
+//                   exchange a small buffer whole: one message each way, not two.
+//   reduce-scatter  The first half of an all-reduce.
+//   all-gather      Its second half.
+//   broadcast       The root sends to each.
+//   reduce          Each sends to the root, which adds up in rank order. The root sends each
+//                   an empty message, so that two roots notice each other.
 //
 // Every message is two of MPI's: a header that repeats the sender's call, then the payload.
-// The receiver compares the header with its own call, so unequal counts, types, reductions
-// or roots are reported with both sides' values instead of corrupting memory. Nothing here
-// blocks: the scheduler calls progress() again and again.
+// The receiver compares the header with its own call. Unequal counts, types, reductions or
+// roots are reported with both sides' values and cannot corrupt memory. Nothing here blocks:
+// the scheduler calls progress() repeatedly.
 //
 // MPI matches two messages of one sender with one tag on one MPI communicator in the order
-// of sending. So:
+// of sending. Hence these rules:
 //   - An NCCL communicator has an MPI communicator of its own, and runs its groups one by
 //     one.
 //   - A collective's tag holds its call number and phase, so it never meets the message of
 //     another collective.
 //   - The tag of a send or receive holds its number among the messages to or from that
-//     peer: the k-th ncclSend to a peer meets its k-th ncclRecv from us.
+//     peer. The k-th ncclSend to a peer meets its k-th ncclRecv from us.
 //   - Payloads have the tag after their header's, and are asked for in the order of the
 //     headers.
 // Headers of sends and broadcasts go by MPI_Issend, which completes only once the peer has
 // begun the matching operation. A send without its receive hangs here as it does in NCCL.
-// The other collectives wait for every rank anyway, so they spare the acknowledgement (no
-// rank is ever more than one of them ahead).
+// The other collectives wait for every rank anyway, so they need no acknowledgement (no rank
+// is ever more than one of them ahead).
 #ifndef LLMC_MPI_TRANSPORT_H
 #define LLMC_MPI_TRANSPORT_H
 

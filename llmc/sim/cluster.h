@@ -21,7 +21,7 @@
 // NH, T, T).
 typedef enum { ATTENTION_FLASH, ATTENTION_UNFUSED } AttentionLaw;
 
-// The network of a node. In most clusters it is one, here the first, whatever its name.
+// The network of a node. Most clusters have one network: the first here, whatever its name.
 typedef enum { NETWORK_INFINIBAND, NETWORK_ROCE, NETWORK_ETHERNET, NETWORKS } Network;
 enum { NETWORK_CONSTANTS = 8 };
 
@@ -334,8 +334,8 @@ static inline size_t cluster_island(const Cluster *c, size_t rank) {
     return c->gpus_per_island > 0 ? rank / (size_t)c->gpus_per_island : 0;
 }
 
-// Returns the network of a rank's node, and that by which two ranks talk if they are of two
-// nodes.
+// Returns the network of a rank's node. cluster_network returns the network between two
+// ranks of different nodes.
 static inline Network cluster_network_of(const Cluster *c, size_t rank) {
     double node = floor((double)rank / c->gpus_per_node) - c->infiniband_nodes;
     if (node < 0 || c->network[NETWORK_ETHERNET][0] == 0) return NETWORK_INFINIBAND;

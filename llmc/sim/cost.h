@@ -35,9 +35,9 @@ static inline const char *time_part_name(TimePart part) {
     return names[part];
 }
 
-// Returns {low, high} of a job's size: by so many % published steps are longer than
-// predicted, from the 10th to the 90th percentile. `make scale` prints the table, and a
-// test compares.
+// Returns {low, high} for a job of that size, in %. Published steps take longer than
+// predicted by `low` at the 10th percentile and by `high` at the 90th. `make scale` prints
+// the table, and a test compares.
 static inline const double *cost_band(double gpus) {
     static const double bands[][2] = {{-12, 10}, {-1, 8}, {-4, 13}, {-7, 13}, {-2, 24}};
     return bands[(gpus > 8) + (gpus > 64) + (gpus > 256) + (gpus > 1024)];
@@ -56,11 +56,13 @@ static inline double cost_waves(const Cluster *c, double tiles) {
     return fmax(even, 1) * (1 - c->gemm_wave) + whole * c->gemm_wave;
 }
 
-// Returns the seconds of (M, K) x (K, N), of elements of `width` bytes: start-up, then
-// waves of 128 x 128 or 256 x 128 tiles of the output, the faster. gemm_depth is the cost
-// of a tile besides its K steps: filling the pipeline, writing the result. The lower bound
-// is reading and writing the three matrices once. An unaligned K costs whole steps. Fitted
-// on 7371 (A100) and 8775 (GH200) timed shapes: dev/scale/README.md, "The laws".
+// Returns the seconds of (M, K) x (K, N), of elements of `width` bytes.
+//   compute  Waves of 128 x 128 or 256 x 128 tiles of the output, the faster of the two. An
+//            unaligned K costs whole steps. gemm_depth is the cost of a tile besides its K
+//            steps: filling the pipeline, writing the result.
+//   memory   The three matrices are read or written once, at full bandwidth.
+// The time is the larger of the two, after a start-up. Fitted on 7371 (A100) and 8775
+// (GH200) timed shapes: dev/scale/README.md, "The laws".
 static inline double cost_gemm(const Cluster *c, size_t M, size_t N, size_t K,
                                size_t width) {
     if (M == 0 || N == 0 || K == 0) return 0;
@@ -169,9 +171,9 @@ static inline Placement placement_among(Placement place, size_t groups) {
 }
 
 // Returns the data rank whose layers and messages leave nodes most often, by the slowest
-// networks, and of several the one with fewest ranks of a tensor group in a node. If groups
-// or stages do not fill nodes, or nodes are unlike, the job waits for it. Ranks a node
-// apart sit alike on like nodes.
+// networks. Of several it takes the one with fewest ranks of a tensor group in a node. If
+// groups or stages do not fill nodes, or nodes are unlike, the job waits for it. Two data
+// ranks that are a whole node apart sit in the same way on like nodes.
 static inline size_t grid_worst_data_rank(const Grid *g, const Cluster *c) {
     size_t worst = 0, most = 0, node = (size_t)c->gpus_per_node;
     size_t unlike = c->network[NETWORK_ETHERNET][0] > 0;
@@ -207,8 +209,9 @@ typedef enum {
 
 // Returns the bytes/s of a group's rings. Inside a node it is the switch's bandwidth, which
 // small groups do not reach. Across nodes there is one ring for each NIC that the group can
-// use: all of the node's if all of its ranks belong to the group, else its share. A
-// collective for which compute waits finds the rings empty, and fills them with its bytes.
+// use. A group that has all ranks of the node uses all its NICs, else its share. A
+// collective for which compute waits starts with empty rings, and its first bytes fill
+// them.
 static inline double collective_bandwidth(const Cluster *c, const Placement *place,
                                           double bytes) {
     double n = (double)place->ranks;
@@ -234,11 +237,11 @@ static inline double cost_last_turn(const Cluster *c, double ranks, double bytes
 }
 
 // Returns the seconds of a collective over `bytes`: the whole buffer after an all-gather or
-// before a reduce-scatter. A ring moves 2 (n-1)/n of it for an all-reduce, half as much for
-// two other kinds, and all of it from or to a root (nccl-tests, doc/PERFORMANCE.md: bus
-// bandwidth). Latency inside a node
-// grows with the ranks, across nodes with the logarithm of the nodes. The better of two
-// protocols counts: full bandwidth, or a share of the latency at a share of the bandwidth.
+// before a reduce-scatter. A ring moves 2 (n-1)/n of it for an all-reduce, and half as much
+// for a reduce-scatter or an all-gather. From or to a root it moves all of it (nccl-tests,
+// doc/PERFORMANCE.md: bus bandwidth). Latency inside a node grows with the ranks, across
+// nodes with the logarithm of the nodes. The better of two protocols counts: full
+// bandwidth, or a share of the latency at a share of the bandwidth.
 static inline double cost_collective(const Cluster *c, CollectiveKind kind, double bytes,
                                      Placement place) {
     if (place.ranks <= 1) return 0;
@@ -258,9 +261,9 @@ static inline double cost_collective(const Cluster *c, CollectiveKind kind, doub
                 c->small_latency * latency + transfer / c->small_bandwidth);
 }
 
-// Returns the seconds of a message between two ranks. `sharing` ranks beside the sender
-// send as far at the same time: ranks of a node share its NICs. Between islands all of them
-// share one link.
+// Returns the seconds of a message between two ranks. `sharing` ranks, the sender among
+// them, send over the same distance at the same time. Ranks of a node share its NICs.
+// Between islands all of them share one link.
 static inline double cost_send(const Cluster *c, double bytes, size_t from, size_t to,
                                size_t sharing) {
     size_t node = (size_t)c->gpus_per_node, island = (size_t)c->gpus_per_island;

@@ -1,5 +1,6 @@
-// kernel.h: the work of a kernel's next launch, as its wrapper states it: its kind, the
-// bytes that it must move and its FLOPs (llmc/kernels/work.cuh says how they are counted).
+// kernel.h: the work of a kernel's next launch, as its wrapper states it. That is its kind,
+// the bytes that it must move and its FLOPs (llmc/kernels/work.cuh says how they are
+// counted).
 //
 // defines: KernelKind, KernelWork
 #ifndef LLMC_SIM_KERNEL_H

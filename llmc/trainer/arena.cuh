@@ -1,6 +1,6 @@
 // arena.cuh: one allocation per purpose. A layout function takes its buffers from an arena
-// twice: once with base NULL, which only counts the bytes, and once with the allocation,
-// which gives the pointers.
+// twice. The first time base is NULL, which only counts the bytes. The second time base is
+// the allocation, which gives the pointers.
 //
 // defines: Arena, take, host_array
 #ifndef LLMC_ARENA_CUH
@@ -15,14 +15,14 @@ typedef struct {
     size_t used;  // bytes taken so far
 } Arena;
 
-// p becomes the next `count` elements, aligned to 256 bytes; NULL while counting.
+// Sets p to the next `count` elements, aligned to 256 bytes, or to NULL while counting.
 template <class T>
 static inline void take(Arena *arena, T *&p, size_t count) {
     p = arena->base ? (T *)(arena->base + arena->used) : NULL;
     arena->used += (count * sizeof(T) + 255) / 256 * 256;
 }
 
-// p becomes a host array of `count` zeroed elements, the first time; a second layout finds
+// Sets p to a host array of `count` zeroed elements, the first time. A second layout finds
 // it there.
 template <class T>
 static inline void host_array(T *&p, size_t count) {

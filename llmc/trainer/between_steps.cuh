@@ -10,15 +10,15 @@ static inline bool is_last_step(const Trainer *m) {
     return m->progress.step >= m->opt.steps;
 }
 
-// True after the last step, and where `every` (0: never) divides the steps done. Before the
-// first step of this run only if `unmoved`.
+// True after the last step, and after each step whose number `every` divides (0: never).
+// True before this run's first step only if `unmoved`.
 static inline bool is_due(const Trainer *m, size_t every, bool unmoved) {
     return (is_last_step(m) || (every && m->progress.step % every == 0)) &&
            (has_moved(m) || unmoved);
 }
 
-// A resumed run begins with the validation and the sample of its first step if a signal
-// kept the run before from them: trainer.json has the steps of the last ones.
+// A signal may have kept an earlier run from a validation or a sample. The resumed run then
+// begins with them. trainer.json has the steps of the last ones.
 static inline bool validation_due(const Trainer *m) {
     bool missed = m->progress.validated != m->progress.step;
     return m->opt.val_every && is_due(m, m->opt.val_every, !m->opt.resume || missed);
@@ -135,9 +135,9 @@ static inline void evaluation_report(Trainer *m) {
 }
 
 // Loads the next batch of a validation that is due, or of --eval, for the trainer to run
-// forward: the first global batches of the validation data, always in order. Returns false,
-// and reports the mean loss, when there is no more. Leaves if a signal has come: all ranks
-// know since the last sum, of a step or of validation.
+// forward. A validation has the first global batches of the validation data, always in
+// order. Returns false after the last batch and reports the mean loss. Leaves if a signal
+// has come: all ranks know it since the last sum, of a step or of validation.
 static inline bool validation_goes_on(Trainer *m) {
     Validation *v = &m->validation;
     size_t sequences = m->opt.global_batch;
@@ -206,7 +206,7 @@ static inline void trainer_save(Trainer *m) {
 
 // Sends the last tokens of a sample that is due to the device, for the trainer to run
 // forward. The pass is rounded up, so that samples of all lengths need few algorithms of
-// matrix products. Returns false when there is no more: printed.
+// matrix products. Returns false at the end of the sample, and has then printed it.
 static inline bool sample_goes_on(Trainer *m) {
     Sample *s = &m->sample;
     size_t most = s->prompt + m->opt.sample_tokens;
@@ -233,8 +233,8 @@ static inline bool sample_goes_on(Trainer *m) {
     return true;
 }
 
-// Draws the next token from logits (Vp) on the device. ranks.cuh has another one for ranks
-// that share them.
+// Draws the next token from logits (Vp) on the device. ranks.cuh has the function for ranks
+// that share the logits.
 static inline void sample_append(Trainer *m, const floatX *logits) {
     Sample *s = &m->sample;
     trainer_synchronize(m);

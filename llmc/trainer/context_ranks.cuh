@@ -2,8 +2,9 @@
 // Ulysses of train_context, with fewer heads of keys than of queries.
 // lesson: 5d
 //
-// Letters: B sequences, T tokens of each on this rank, N = B T; A channels of queries in NH
-// heads of HS, K of keys in KV heads, and S = A + 2K of queries, keys and values together.
+// B sequences have T tokens each on this rank, and N = B T. A channels of queries are in NH
+// heads of HS, and K channels of keys in KV heads. S = A + 2K channels hold queries, keys and
+// values together.
 //
 // defines: ContextRanks, ContextKeys, ContextSizes, context_sizes_of, take_context,
 //          context_create, context_connect, context_steps, context_rows, context_forward,
@@ -30,8 +31,8 @@ struct ContextRanks {
     floatX *dqkv;      // (B, cT, S/c)
 };
 
-// The first key that each query of a micro-batch sees, as row of the keys at hand: first (c, B,
-// T) for each step of a ring, else (B, cT). NULL: all keys before it.
+// The first key that each query of a micro-batch sees, as a row of the keys of the step: first
+// (c, B, T) for each step of a ring, else (B, cT). NULL: all keys before it.
 struct ContextKeys {
     const int *first;
     const double *scores;  // [c] pairs of a query and a key that it sees, of each step
@@ -59,7 +60,7 @@ static inline void take_context(Arena *arena, ContextRanks *x, size_t N, size_t 
     take(arena, x->dqkv, rows * S);
 }
 
-// Makes all but the messages' communicator: before the warm-up, which takes no message.
+// Makes everything but the messages' communicator, before the warm-up, which has no messages.
 static inline void context_create(Trainer *m, ContextRanks *x) {
     size_t c = x->cut.c, first = m->grid.d_rank - x->cut.rank;
     if (c > 1) x->sums = job_split_data(&m->job, &m->grid, first, c, 1, "context sums", true);
@@ -76,13 +77,14 @@ static inline void context_connect(Trainer *m, ContextRanks *x) {
 
 // ---- windows and documents -------------------------------------------------------------
 
-// Returns the number of times that queries meet other keys.
+// Returns the number of steps; in each the queries meet other keys.
 static inline size_t context_steps(Context cut) {
     return context_is_ring(cut) ? cut.c : 1;
 }
 
-// Writes first (micros, c, B, T) and scores [micros][c] of sequence i of a batch, of whose
-// tokens begin [cT] has the first key. A new micro-batch begins its scores.
+// Writes first (micros, c, B, T) and scores [micros][c] for sequence i of a batch. begin [cT]
+// has the first key of each of its tokens. A micro-batch's first sequence sets the scores, and
+// others add to them.
 static inline void context_rows(Context cut, int *first, double *scores, const int *begin,
                                 size_t i, size_t B, size_t T) {
     bool ring = context_is_ring(cut);
@@ -106,8 +108,8 @@ static inline FirstKeys keys_of_step(ContextKeys keys, size_t step, size_t N) {
 
 // ---- Ulysses ---------------------------------------------------------------------------
 
-// Sends part i of leaving[c, count] to rank i of the sequence, whose part arrives in place i
-// of arriving.
+// Sends part i of leaving[c, count] to rank i of the sequence. Its part arrives in place i of
+// arriving.
 static inline void context_all_to_all(Trainer *m, ContextRanks *x, size_t count) {
     if (!x->comm) return;
     size_t here = x->cut.rank * count;
@@ -125,8 +127,8 @@ static inline void context_all_to_all(Trainer *m, ContextRanks *x, size_t count)
     NCCL_CHECK(ncclGroupEnd());
 }
 
-// local (N, S), all heads of this rank's tokens, becomes whole (B, cT, S/c), 1/c of the heads
-// of all tokens. keys: false if local has queries alone, or outputs: (N, A).
+// Turns local (N, S), all heads of this rank's tokens, into whole (B, cT, S/c), 1/c of the
+// heads of all tokens. Without `keys` local has only queries, or outputs: (N, A).
 static inline void gather_tokens(Trainer *m, ContextRanks *x, floatX *whole,
                                  const floatX *local, ContextSizes z, bool keys) {
     size_t c = x->cut.c;
@@ -137,7 +139,7 @@ static inline void gather_tokens(Trainer *m, ContextRanks *x, floatX *whole,
     tokens_join(whole, x->arriving, z.B, z.T * c, width, c, x->cut.zigzag, m->stream);
 }
 
-// The reverse.
+// Does the reverse.
 static inline void scatter_tokens(Trainer *m, ContextRanks *x, floatX *local,
                                   const floatX *whole, ContextSizes z, bool keys) {
     size_t c = x->cut.c;
@@ -150,8 +152,8 @@ static inline void scatter_tokens(Trainer *m, ContextRanks *x, floatX *local,
 
 // ---- the ring --------------------------------------------------------------------------
 
-// Sends the keys and values of a step to the next rank while they are at work, and receives
-// those of the next step. Gradients follow one step behind.
+// Sends the keys and values of a step to the next rank while this rank computes with them, and
+// receives the next step's. Gradients follow one step behind.
 static inline void ring_pass(Trainer *m, ContextRanks *x, ContextSizes z, size_t step,
                              bool keys, bool gradients) {
     if (!x->comm || (!keys && !gradients)) return;
@@ -225,8 +227,8 @@ static inline void ring_backward(Trainer *m, ContextRanks *x, floatX *dqkv, floa
         RingStep now = ring_step_of(x, step, keys, z);
         FirstKeys seen = keys_of_step(keys, step, z.B * z.T);
 
-        // A rank adds its part to the gradients of these keys once those of the ranks before
-        // have arrived.
+        // A rank adds its part to the gradients of these keys once the earlier ranks' sum has
+        // arrived.
         ring_pass(m, x, z, step, step + 1 < c, step > 0);
         if (seen.first)
             attention_document_backward(x->ring, dot, dout, out, lse, qkv, now, seen, s,
@@ -237,7 +239,7 @@ static inline void ring_backward(Trainer *m, ContextRanks *x, floatX *dqkv, floa
         ring_add(x->ring, now, s);
     }
 
-    // The gradients have gone round but for the last step, which brings them home.
+    // The gradients have gone round, except for the last step, which brings them home.
     ring_pass(m, x, z, c, false, true);
     wait_for(m, x->arrived, "wait context");
     const float *dkv = x->ring.dkv[c % 2];
@@ -247,8 +249,9 @@ static inline void ring_backward(Trainer *m, ContextRanks *x, floatX *dqkv, floa
 
 // ---- attention -------------------------------------------------------------------------
 
-// qkv (N, S), of this rank's tokens -> out (N, A), and lse. Under Ulysses qkv and lse become
-// those of this rank's heads, as does whole (B, cT, A/c), the outputs, for backward.
+// Computes out (N, A) and lse from qkv (N, S) of this rank's tokens. Under Ulysses qkv and lse
+// change to the ones of this rank's heads and of all tokens. whole (B, cT, A/c) has their
+// outputs, for backward.
 static inline void context_forward(Trainer *m, ContextRanks *x, floatX *out, floatX *whole,
                                    float *lse, floatX *qkv, ContextKeys keys, size_t B,
                                    size_t T, size_t A, size_t NH, size_t KV) {
@@ -268,7 +271,7 @@ static inline void context_forward(Trainer *m, ContextRanks *x, floatX *out, flo
     }
 }
 
-// dout (N, A), the gradient of out -> dqkv (N, S). dot is scratch: as large as lse.
+// Computes dqkv (N, S) from dout (N, A), the gradient of out. dot is scratch: as large as lse.
 static inline void context_backward(Trainer *m, ContextRanks *x, floatX *dqkv, float *dot,
                                     const floatX *dout, const floatX *out,
                                     const floatX *whole, const float *lse, const floatX *qkv,

@@ -17,21 +17,23 @@ struct ExpertRanks {
     ncclComm_t tensor;      // the t ranks that share each expert
 };
 
-// Makes the communicator for sums, before the warm-up. `tensor` is that of the tensor ranks.
+// Makes the communicator for sums, before the warm-up. `tensor` is the communicator of the
+// tensor ranks.
 static inline void experts_create(Trainer *m, ExpertRanks *x, ncclComm_t tensor) {
     size_t rank = m->grid.d_rank % x->e, count = m->grid.d / x->e;
     x->tensor = tensor;
     x->alike = job_split_data(&m->job, &m->grid, rank, count, x->e, "expert data", false);
 }
 
-// Makes the one for messages: from here on a rank may wait for another one.
+// Makes the communicator for messages: from here on a rank may wait for another one.
 static inline void experts_connect(Trainer *m, ExpertRanks *x) {
     size_t first = m->grid.d_rank / x->e * x->e;
     x->exchanging = trainer_connect_data(m, first, x->e, 1, "experts");
 }
 
-// Gathers or sums blocks of `count` elements over the tensor ranks, one for each of El
-// experts: in place, in buffers (El, t, count), of which this rank's blocks are [i][t_rank].
+// Gathers or sums blocks of `count` elements over the tensor ranks, one block for each of El
+// experts. Works in place in buffers (El, t, count), which have this rank's blocks at
+// [i][t_rank].
 static inline void experts_tensor(Trainer *m, const ExpertRanks *x, floatX *rows, size_t El,
                                   size_t count, bool sum) {
     size_t t = m->grid.t, mine = m->grid.t_rank * count;
@@ -50,17 +52,16 @@ static inline void experts_tensor(Trainer *m, const ExpertRanks *x, floatX *rows
     NCCL_CHECK(ncclGroupEnd());
 }
 
-// The all-to-all of e ranks. It takes the rows (E, B slots, C) of this rank's tokens to
-// their experts, where they arrive as (El, parts, e, B slots / parts, C), so that an
-// expert's rows are one matrix; or it takes them back. Empty places travel, too: so no rank
-// need know how many tokens another one sends, and the host only enqueues. Nothing overlaps
-// with it.
+// Does the all-to-all of e ranks. On the way there, it takes the rows (E, B slots, C) of
+// this rank's tokens to their experts. They arrive as (El, parts, e, B slots / parts, C), so
+// that an expert's rows are one matrix. back: takes them to their tokens again. Empty places
+// travel, too. So no rank needs another one's number of tokens, and the host only enqueues.
+// Nothing overlaps with it.
 //
 // The t tensor ranks have the same rows, and a link between nodes is slower than one within
-// a node: so each rank sends one part of t, and they gather the parts where the experts
-// are. On the way back they sum their summands of the results first, each its own part, and
-// a rank leaves 0 in the parts of others. If t does not divide the rows, each rank sends
-// them all.
+// a node. So each rank sends one part of t, and the ranks at the experts gather the parts.
+// On the way back they first sum their summands of the results, each its own part. A rank
+// leaves 0 in the parts of others. If t does not divide the rows, each rank sends all rows.
 static inline void experts_exchange(Trainer *m, const ExpertRanks *x, const Moe &moe,
                                     floatX *out, floatX *in, size_t B, bool back) {
     size_t El = moe.E / x->e, rows = B * moe.slots, C = m->config.C;

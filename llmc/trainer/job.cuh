@@ -95,11 +95,10 @@ static inline void *job_await_signals(void *signals) {
 }
 
 // Blocks the signals that ask for an end, in this thread and in all that it and libraries
-// will start, and waits for them in another thread. There is no handler, because a
-// handler's frame would lie on the stack of the code that it interrupts, and oneDNN's
-// matrix products keep the address of their own buffer in the stack pointer. SIGCONT asks
-// for no end: mpirun begins with it to end the ranks, but `fg` and a Slurm job that goes on
-// send it as well.
+// will start. Another thread waits for the signals. There is no handler, because its frame
+// would lie on the stack of the interrupted code. oneDNN's matrix products keep the address
+// of their own buffer in the stack pointer. SIGCONT asks for no end. mpirun sends it first
+// to end the ranks, but `fg` and a Slurm job that continues send it as well.
 static inline void job_block_signals(void) {
     static const int numbers[] = {SIGTERM, SIGINT, SIGUSR1, SIGHUP};
     static sigset_t signals;
@@ -117,7 +116,7 @@ static inline void job_block_signals(void) {
     exit(1);
 }
 
-// From here on a signal does not end the program, but job_signalled tells of it.
+// From here on a signal does not end the program; job_signalled reports it.
 static inline void job_listen(void) {
     __atomic_store_n(&job_signal, 0, __ATOMIC_SEQ_CST);
 }
@@ -167,9 +166,9 @@ static inline void job_start(Job *job, int *argc, char ***argv) {
 }
 
 // Refuses a rank that is alone though its launcher has started several: each would train
-// the same model by itself. This happens where the launcher and this program's MPI do not
-// know each other, as srun without PMIx. mpirun's own count comes first, since mpirun may
-// have been started by srun. A batch script has no SLURM_STEP_NUM_TASKS.
+// the same model by itself. This happens if the launcher and this program's MPI do not know
+// each other, as srun without PMIx. mpirun's own count comes first, since srun may have
+// started mpirun. A batch script has no SLURM_STEP_NUM_TASKS.
 static inline bool job_check_launcher(const Job *job, Error *err) {
     static const char *const counts[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE",
                                          "SLURM_STEP_NUM_TASKS"};
@@ -251,8 +250,8 @@ static inline void job_connect(Job *job) {
     NCCL_CHECK(ncclCommInitRank(&job->world, job->size, id, job->rank));
 }
 
-// What was sent so far is not training traffic: NCCL_TRAFFIC=1 counts from here.
-// CPU_FIRST_USES=1 lists from here.
+// Resets the counts of NCCL_TRAFFIC=1, because messages before this call are not training
+// traffic. CPU_FIRST_USES=1 lists from here.
 static inline void job_reset_traffic(const Job *job) {
 #ifndef __CUDACC__
     cpu_runtime().warm = true;

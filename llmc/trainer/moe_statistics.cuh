@@ -1,4 +1,5 @@
-// moe_statistics.cuh: where the tokens of a step fell, summed over all ranks for --log.
+// moe_statistics.cuh: how the tokens of a step fell on the experts, summed over all ranks
+// for --log.
 // lesson: moe
 //
 // defines: MoeStatistics, take_statistics, statistics_begin, statistics_add, statistics_end
@@ -22,13 +23,13 @@ static inline void take_statistics(Arena *arena, MoeStatistics *x, size_t L,
     host_array(x->host, x->count);
 }
 
-// A step begins.
+// Sets the sums to 0 at the beginning of a step.
 static inline void statistics_begin(Trainer *m, const MoeStatistics *x) {
     if (x->count == 0) return;  // no experts
     CUDA_CHECK(cudaMemsetAsync(x->sums, 0, x->count * sizeof(double), m->stream));
 }
 
-// Counts what the router of layer l did with a micro-batch, of sequences that c ranks share.
+// Counts the choices of the router of layer l in a micro-batch. c ranks share its sequences.
 static inline void statistics_add(Trainer *m, const MoeStatistics *x, size_t l,
                                   const Routing &r, const Moe &moe, size_t B, size_t T,
                                   size_t c = 1) {
@@ -36,7 +37,7 @@ static inline void statistics_add(Trainer *m, const MoeStatistics *x, size_t l,
     moe_statistics(sums, r, moe, B, T, m->stream, c);
 }
 
-// A step has ended: sums over all ranks and logs. Synchronises.
+// Sums over all ranks and logs at the end of a step. Synchronises.
 static inline void statistics_end(Trainer *m, const MoeStatistics *x, const Moe &moe) {
     if (!m->opt.log || x->count == 0) return;
     double *sums = x->sums, tokens = (double)m->batch * (double)m->opt.seq;

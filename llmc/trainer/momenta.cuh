@@ -1,4 +1,4 @@
-// momenta.cuh: the optimizer's buffers, where matrices have one momentum and all else two moments.
+// momenta.cuh: the optimizer's buffers for Muon: matrices have one momentum, all else two moments.
 // lesson: muon
 //
 // defines: momenta_place, momenta_number

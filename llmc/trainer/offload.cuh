@@ -1,5 +1,6 @@
-// offload.cuh: helps train_offload beside its streams: its flag, bytes and copies of a layer's
-// tensors, host memory, and the share of tokens whose copies hide behind compute.
+// offload.cuh: the parts of train_offload beside its streams. These are its flag, the bytes and
+// copies of a layer's tensors, host memory, and the share of tokens whose copies hide behind
+// compute.
 // lesson: offload
 //
 // defines: OffloadRow, OFFLOAD_ROWS, Offload, OFFLOAD_OPTIONS, OFFLOAD_OPTION_ROWS, offload_check,
@@ -58,7 +59,8 @@ static inline bool offload_check(Offload *o, int recompute, Error *err) {
                           "--offload 0, which computes all but attention again");
 }
 
-// Returns the bytes of a layer on the host, when so many tokens travel.
+// Returns the bytes of a layer on the host, if `moved` of its tokens travel. A tensor marked
+// `whole` travels with all its tokens.
 static inline size_t offload_bytes(const OffloadRow *rows, size_t tokens, size_t moved) {
     size_t bytes = 0;
     for (size_t i = 0; i < OFFLOAD_ROWS; i++)
@@ -98,8 +100,8 @@ static inline double offload_host_mib(const Offload *o) {
     return (double)o->layers * (o->kept + o->share * o->rest) / 1048576.0;
 }
 
-// Counts the host memory of the layers, prints it, and ends the run if it is not there. Under
-// --offload auto it takes the share that there is room for as the largest.
+// Counts the host memory of the layers and prints it. Ends the run if there is less. --offload
+// auto takes the largest share that there is room for.
 static inline void offload_plan(Trainer *m, Offload *o, const OffloadRow *rows) {
     Error err;
     double layers = (double)o->layers, room = (double)host_memory_free();
@@ -120,8 +122,8 @@ static inline void offload_plan(Trainer *m, Offload *o, const OffloadRow *rows) 
            o->measured ? " at most" : "");
 }
 
-// Returns the seconds of work(), which is queued on the stream. It runs twice: the first time
-// loads kernels.
+// Returns the seconds of work(), which is queued on the stream. Runs it twice, because the first
+// time loads kernels.
 template <class Work>
 static inline double offload_seconds(cudaStream_t stream, Work work) {
     cudaEvent_t begin, end;
@@ -140,8 +142,8 @@ static inline double offload_seconds(cudaStream_t stream, Work work) {
     return 1e-3 * (double)ms;
 }
 
-// Lowers the share to the one whose copies take as long as a layer's forward, `seconds`. The
-// first tensor that travels measures the bandwidth.
+// Lowers the share until the copies take as long as a layer's forward, `seconds`. The first tensor
+// that travels measures the bandwidth.
 static inline void offload_choose(Offload *o, const OffloadRow *rows, double seconds,
                                   cudaStream_t stream) {
     size_t bytes = rows[0].bytes * o->tokens;

@@ -1,19 +1,20 @@
-// ranks.cuh: the part of the library for trainers of several ranks: checks that all
-// started alike, the communicators of groups and links, their first use before training, a
-// comparison of replicas, and sums over ranks.
+// ranks.cuh: the part of the library for trainers of several ranks. Checks that all started
+// alike, makes the communicators of groups and links and uses them once before training.
+// Compares replicas, and sums over ranks.
 //
-// On GPUs some things happen at first use, on the host, and may wait for all that is in
-// flight: NCCL connects two ranks at their first message, and a communicator at its first
-// collective of each kind and size; CUDA loads a kernel at its first launch. Beside a
-// receive whose sender waits for us, that is a circle. So, before any training traffic:
-//   1. job_warm_up: every kind of collective on every communicator, small and large, waited
-//      for;
+// On GPUs some work happens at first use, on the host, and may wait for all work in flight.
+// NCCL connects two ranks at their first message, and a communicator at its first
+// collective of each kind and size. CUDA loads a kernel at its first launch. If a receive
+// is in flight and its sender waits for us, that is a deadlock. So these come before any
+// training traffic:
+//   1. job_warm_up: every kind of collective on every communicator, small and large. The host
+//      waits for each.
 //   2. trainer_warm_up: a micro-batch forward and backward without messages, then two with
-//      dropout;
-//   3. trainer_link (stages.cuh): a first message on each link, in ascending order, waited
-//      for.
-// The stand-ins refuse what does not keep to this (llmc/mpi/communicator.h), so that it is
-// tested without a GPU.
+//      dropout.
+//   3. trainer_link (stages.cuh): a first message on each link, in ascending order. The host
+//      waits for each.
+// The stand-ins refuse a program that breaks these rules (llmc/mpi/communicator.h), so they
+// are tested without a GPU.
 //
 // defines: job_first_difference, job_split, job_split_grid, job_warm_up, trainer_warm_up,
 //          wait_for, sample_append, replicas_check, trainer_check_replicas, trainer_open,
@@ -26,8 +27,8 @@
 
 static constexpr size_t WARM_UP_BYTES = 64 << 20;  // of the largest message in job_warm_up
 
-// Returns the first of count numbers that is not the same on all ranks, or count. A rank
-// that has none of a number gives UINT64_MAX. All ranks call it.
+// Returns the first of count numbers that differs between ranks, or count. A rank without a
+// number gives UINT64_MAX for it. All ranks call it.
 static inline size_t job_first_difference(const uint64_t *numbers, size_t count) {
     uint64_t *least =
         (uint64_t *)host_alloc(2 * count, sizeof(uint64_t));  // and of the complements
@@ -44,11 +45,12 @@ static inline size_t job_first_difference(const uint64_t *numbers, size_t count)
     return i;
 }
 
-// Splits the world into groups and returns the communicator of this rank's group: these
-// ranks in this order. NULL if count is 0, for a rank in none. All ranks call it. purpose:
-// its name in reports. blocks: most multiprocessors for its kernels, 0 for NCCL's choice.
-// For the virtual clock: how many groups there are (0: unknown), and whether compute waits
-// for each of its collectives.
+// Splits the world into groups and returns the communicator of this rank's group: these ranks
+// in this order. count is 0 for a rank in no group, and the result NULL. All ranks call it.
+//   purpose  The name in reports.
+//   blocks   The most multiprocessors for its kernels, 0 for NCCL's choice.
+//   groups   For the virtual clock: the number of groups (0: unknown).
+//   waited   For the virtual clock: compute waits for each of its collectives.
 static inline ncclComm_t job_split(Job *job, const int *ranks, size_t count,
                                    const char *purpose, int blocks, size_t groups,
                                    bool waited) {
@@ -88,7 +90,7 @@ static inline ncclComm_t job_split_grid(Job *job, const Grid *grid, char group,
 }
 
 // Connects a communicator for collectives: a few bytes, then `bytes`, the same on all
-// ranks. scratch: so many bytes on the device, which are overwritten.
+// ranks. Overwrites `bytes` bytes of scratch, on the device.
 static inline void job_warm_up(ncclComm_t comm, void *scratch, size_t bytes,
                                cudaStream_t stream) {
     int n = 1, rank = 0;
@@ -113,9 +115,9 @@ static inline void job_warm_up(ncclComm_t comm, void *scratch, size_t bytes,
 }
 
 // Warms up: first collectives on all communicators, then run_batch over one micro-batch,
-// and over two with dropout, the second of which adds to gradients. The trainer's messages
-// come after: until it has connected them, run_batch has to go on without. Overwrites
-// buffers. run_batch: NULL for trainers without messages.
+// then over two with dropout. The second of these adds to gradients. The trainer connects
+// its messages later: until then run_batch must work without them. Overwrites buffers.
+// run_batch: NULL for trainers without messages.
 template <class Model>
 static inline void trainer_warm_up(Model *m,
                                    void (*run_batch)(Model *m, bool training) = NULL) {
@@ -153,8 +155,8 @@ static inline void wait_for(Trainer *m, cudaEvent_t event, const char *name) {
     if (m->sample.running) trainer_synchronize(m);
 }
 
-// Draws the next token. logits: (Vl), of the last stage's ranks, which `tensor` connects;
-// nothing on other stages.
+// Draws the next token. logits: (Vl), of the last stage's ranks; `tensor` connects them.
+// Other stages have none.
 static inline void sample_append(Trainer *m, const floatX *logits, ncclComm_t tensor) {
     floatX *all = m->sample_logits;
     if (m->grid.t * m->grid.p == 1) return sample_append(m, logits);
@@ -194,15 +196,17 @@ static inline bool replicas_check(const Trainer *m, Error *err) {
                                    tensor_describe(&m->config, i / parts, 1, 0).name);
 }
 
-// Checks with nothing queued that writes weights. A difference ends the job.
+// Compares the replicas when nothing is queued that writes weights. A difference ends the
+// job.
 static inline void trainer_check_replicas(Trainer *m) {
     Error err;
     CUDA_CHECK(cudaDeviceSynchronize());
     job_agree(&m->job, replicas_check(m, &err), &err, 1);
 }
 
-// Were all ranks started alike? Comes before all that depends on it, --help included: ranks
-// that go different ways wait for each other for ever.
+// Compares the ranks' programs and command lines. Comes before everything that depends on
+// them, --help included: ranks that take different ways would wait for each other without
+// end.
 static inline bool trainer_same_start(int argc, char **argv, unsigned sections,
                                       size_t own_rows, Error *err) {
     uint64_t line = 0;
@@ -219,7 +223,8 @@ static inline bool trainer_same_start(int argc, char **argv, unsigned sections,
                      "start all of them alike");
 }
 
-// Do all ranks, each on its node, see the same data and the same checkpoint?
+// Refuses to start unless all ranks, each on its node, see the same data and the same
+// checkpoint.
 static inline bool trainer_same_files(const Trainer *m, Error *err) {
     const GPTConfig *c = &m->config;
     static const char *const what[] = {"--train-data", "--val-data", "--eval",
@@ -243,9 +248,9 @@ static inline bool trainer_same_files(const Trainer *m, Error *err) {
                                    what[i < 3 ? i : 3]);
 }
 
-// Starts the job and reads everything that the command line names. sections: which of
-// RANK_OPTIONS this trainer has, beside the rows of its lesson. Whatever is wrong is said
-// in one sentence by one rank, and all ranks leave with exit code 2.
+// Starts the job and reads everything that the command line names. sections: the parts of
+// RANK_OPTIONS that this trainer has beside the rows of its lesson. If anything is wrong,
+// one rank prints one sentence, and all ranks leave with exit code 2.
 static inline void trainer_open(Trainer *m, int argc, char **argv, unsigned sections,
                                 Lesson lesson = {}) {
     Error err;
@@ -268,7 +273,7 @@ static inline void event_create(cudaEvent_t *event) {
     CUDA_CHECK(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
 }
 
-// Returns how many buckets the flat buffer has: 0 wte, 1 the other embeddings,
+// Returns the number of buckets of the flat buffer: 0 wte, 1 the other embeddings,
 // BUCKET_LAYERS + l layer l, the last ln_f.
 static inline size_t bucket_count(const Trainer *m) {
     return m->table.bucket_count;
@@ -281,8 +286,9 @@ static inline void zero_gradient(Trainer *m, int kind) {
         cudaMemsetAsync(m->state.grads + x->offset, 0, x->size * sizeof(float), m->stream));
 }
 
-// Sums the gradient of a tensor outside the layers over the ranks of a communicator, as far
-// as this rank updates the tensor: 1/d of it with ZeRO. NULL: nothing to do.
+// Sums the gradient of a tensor outside the layers over the ranks of a communicator. It
+// takes only the elements that this rank updates: 1/d of them with ZeRO. NULL: nothing to
+// do.
 static inline void sum_gradient(Trainer *m, int kind, ncclComm_t comm) {
     for (size_t i = 0; comm && i < m->state.piece_count; i++) {
         const Piece *x = &m->state.host_pieces[i];

@@ -1,5 +1,5 @@
-// split_data.cuh: groups of some of the data ranks, which share what all data ranks have in
-// the four trainers.
+// split_data.cuh: groups of some of the data ranks. They share work or tensors that all
+// data ranks share in the four trainers.
 // lesson: moe
 //
 // defines: job_split_data, trainer_connect_data, trainer_group_end
@@ -22,9 +22,9 @@ static inline ncclComm_t job_split_data(Job *job, const Grid *grid, size_t first
     return comm;
 }
 
-// The same for messages that compute waits for, and for no collective. Each rank has sent
-// each other one an element, as NCCL connects two ranks at their first message, and the
-// host waits for it.
+// Makes such a group for messages that compute waits for. It has no collectives. NCCL
+// connects two ranks at their first message, so each rank has sent one element to each
+// other one, and the host has waited for it.
 static inline ncclComm_t trainer_connect_data(Trainer *m, size_t first, size_t count,
                                               size_t step, const char *purpose) {
     ncclComm_t comm = job_split_data(&m->job, &m->grid, first, count, step, purpose, true);

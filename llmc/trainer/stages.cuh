@@ -1,5 +1,5 @@
-// stages.cuh: the part of the library for trainers of several pipeline stages: a
-// stage's plan, as the command line has it, and the communicators of its links.
+// stages.cuh: the part of the library for trainers of several pipeline stages. It has a
+// stage's plan, by the command line, and the communicators of its links.
 //
 // defines: LINK_BLOCKS, trainer_plan, plan_step, trainer_link
 #ifndef LLMC_STAGES_CUH
@@ -23,9 +23,9 @@ static inline PipelinePlan trainer_plan(Trainer *m) {
     return pipeline_plan(&lists, m->config.L, o->layers_per_stage, m->grid.p_rank);
 }
 
-// Sets *step to number *i of a plan's list, or to the next one behind it that is of the
-// first `micros` micro-batches: the list is that of a full batch, and --ramp begins with
-// less. Returns false if there is none.
+// Sets *step to number *i of a plan's list, or to the next one behind it whose
+// micro-batch is among the first `micros`. The list is made for a full batch, and --ramp
+// begins with less. Returns false if there is none.
 static inline bool plan_step(const PipelinePlan *plan, size_t micros, size_t *i,
                              PipelineStep *step) {
     while (*i < plan->step_count && (size_t)plan->steps[*i].micro >= micros) ++*i;
@@ -34,10 +34,11 @@ static inline bool plan_step(const PipelinePlan *plan, size_t micros, size_t *i,
     return true;
 }
 
-// Returns the communicator of a link, two ranks of which 0 sends to 1, if this rank is at
-// one of its ends; else NULL. It has carried one element, as NCCL connects two ranks at
-// their first message, and the host waits for it. All ranks call it, for all links in the
-// same order. from, to: stages; ranks of the same tensor and data coordinates are linked.
+// Returns the communicator of a link if this rank is at one of its ends; else NULL. It
+// has two ranks, and 0 sends to 1. NCCL connects two ranks at their first message, so it
+// has carried one element, and the host has waited for it. All ranks call it, for all
+// links in the same order. from, to: stages. Ranks of the same tensor and data
+// coordinates are linked.
 static inline ncclComm_t trainer_link(Trainer *m, int from, int to) {
     const Grid *grid = &m->grid;
     bool sends = (int)grid->p_rank == from, mine = sends || (int)grid->p_rank == to;

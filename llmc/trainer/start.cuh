@@ -9,9 +9,9 @@
 #include "llmc/trainer.cuh"
 #include "llmc/trainer/tuned.cuh"
 
-// Bytes of a GPU that the plan of memory leaves to the driver and to libraries: CUDA's
-// context, kernels, cuBLASLt's workspace, and the buffers of up to 8 communicators. An
-// estimate, and the "reserve" of every GPU in dev/clusters.
+// Bytes of a GPU that the plan of memory leaves to the driver and to libraries. They hold
+// CUDA's context, kernels, cuBLASLt's workspace, and the buffers of up to 8 communicators.
+// An estimate, and the "reserve" of every GPU in dev/clusters.
 static constexpr size_t GPU_RESERVE = 3000000000;
 
 #ifdef __CUDACC__
@@ -20,8 +20,8 @@ static constexpr size_t DEVICE_RESERVE = GPU_RESERVE;
 static constexpr size_t DEVICE_RESERVE = 0;  // a CPU needs none
 #endif
 
-// All ranks call it, and all know the verdict: is a checkpoint complete and, with --verify,
-// what was saved, by its checksums? Each reads a share.
+// Checks that a checkpoint is complete. With --verify its checksums must be the saved ones.
+// All ranks call it; each reads a share, and all get the result.
 static inline bool trainer_verify(const Trainer *m, const char *dir, Error *err) {
     const Job *job = &m->job;
     Checksums sums;
@@ -41,7 +41,8 @@ static inline bool trainer_verify(const Trainer *m, const char *dir, Error *err)
     return ok;
 }
 
-// The newest sound checkpoint under --out, or "": rank 0 looks for one, and all read it.
+// Finds the newest sound checkpoint under --out, or "". Rank 0 looks for one, and all ranks
+// read it.
 static inline bool trainer_latest(const Trainer *m, char latest[PATH_MAX], Error *err) {
     bool ok = true;
     Error why;
@@ -53,17 +54,16 @@ static inline bool trainer_latest(const Trainer *m, char latest[PATH_MAX], Error
     }
 }
 
-// Takes --out for this run, once.
+// Claims --out for this run, once.
 static inline bool trainer_claim(Trainer *m, Error *err) {
     const Options *o = &m->opt;
     return m->out_lock != 0 || !o->out || o->dry_run || o->eval ||
            checkpoint_claim(o->out, m->job.rank == 0, &m->out_lock, err);
 }
 
-// Finds where the weights come from: --resume (auto: the newest checkpoint under --out, if
-// there is one), else --init, else random numbers. For --resume it takes an --out that is
-// there, since this gives a checkpoint that an interrupted save left without its name that
-// name.
+// Finds the source of the weights: --resume (auto: the newest checkpoint under --out, if
+// there is one), else --init, else random numbers. For --resume it claims an existing
+// --out. This gives the name to a checkpoint that an interrupted save left without it.
 static inline bool trainer_source(Trainer *m, Error *err) {
     static char latest[PATH_MAX];
     Options *o = &m->opt;
@@ -133,7 +133,7 @@ static inline void trainer_sizes(Trainer *m, size_t t) {
     m->Vl = c->Vp / t;
 }
 
-// The next batch has so many sequences, on all data ranks together.
+// Sets the size of the next batch: `sequences` on all data ranks together.
 static inline void trainer_set_batch(Trainer *m, size_t sequences) {
     m->batch = sequences;
     m->micros = sequences / (m->B * m->readers);
@@ -192,8 +192,8 @@ static inline bool trainer_prepare(Trainer *m, int argc, char **argv, const Less
 }
 
 // Starts the one rank of train_gpt.cu, or of a lesson behind it, and reads everything that
-// the command line names. Whatever is wrong is said in one sentence, and the program leaves
-// with exit code 2. ranks.cuh has another one for trainers of several ranks.
+// the command line names. If anything is wrong, it prints one sentence and leaves with exit
+// code 2. ranks.cuh has the function for trainers of several ranks.
 static inline void trainer_open(Trainer *m, int argc, char **argv, Lesson lesson = {}) {
     Error err;
     lesson.groups = one_rank_options();
@@ -273,9 +273,9 @@ static inline void trainer_print(const Trainer *m) {
             m->opt.warmup, m->opt.steps);
 }
 
-// Allocates the buffers of the trainer's layout, which counts them in a first call and sets
-// pointers in a second, and makes the communicator of all ranks. Refuses a layout that does
-// not fit, with exit code 2; ends a --dry-run.
+// Allocates the buffers of the trainer's layout and makes the communicator of all ranks.
+// The layout counts the buffers in a first call and sets pointers in a second. Refuses a
+// layout that does not fit, with exit code 2. Ends a --dry-run.
 template <class Model>
 static inline void trainer_allocate(Model *m, void (*layout)(Model *m)) {
     struct {
@@ -314,20 +314,20 @@ static inline void trainer_allocate(Model *m, void (*layout)(Model *m)) {
     m->stream = stream_create(m, "compute", false);
     matmul_create(&m->matmul, m->stream);
     job_agree(&m->job, trainer_tuned(m, &err), &err);
-    // NCCL connects all its algorithms at once: the warm-up need not meet each of them
-    // before a receive is in flight.
+    // NCCL then connects all its algorithms at once. So the warm-up need not use each of
+    // them before a receive is in flight.
     if (m->grid.p > 1) setenv("NCCL_RUNTIME_CONNECT", "0", 0);
     job_connect(&m->job);
 }
 
-// Allocates host memory that the device copies from and to beside its work.
+// Allocates pinned host memory. The device copies from and to it beside its work.
 template <class T>
 static inline void pinned_array(T *&host, size_t count) {
     CUDA_CHECK(cudaMallocHost((void **)&host, count * sizeof(T)));
 }
 
-// Host buffers, weights and optimizer as the run begins. All ranks have met (job_connect),
-// each buffer has its place.
+// Makes the host buffers, the weights and the optimizer at the beginning of a run. All
+// ranks have met (job_connect), and each buffer has its place.
 static inline void trainer_start(Trainer *m) {
     const Options *o = &m->opt;
     Error err;
@@ -355,8 +355,8 @@ static inline void trainer_start(Trainer *m) {
                                           // do not wait for
     if (m->check_replicas)
         m->check_replicas(m);  // after a step ZeRO has gathered one copy over all others
-    // Nothing can be refused any more, on any rank: now the lines that this run writes
-    // again may go.
+    // No rank can refuse anything any more. So the log may now lose the lines that this run
+    // repeats.
     size_t kept = o->eval ? SIZE_MAX
                           : m->progress.step;  // lines of the steps so far stay in the log
     double peak = m->job.size * device_peak_flops(m->device.name, sizeof(floatX) == 2);

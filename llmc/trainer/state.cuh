@@ -1,6 +1,6 @@
-// state.cuh: what training changes, on the device: weights, gradients, and the optimizer's
-// moments and master weights. How they are initialised, loaded, saved and stepped; all of
-// it by walking the parameter table.
+// state.cuh: the state of training on the device: weights, gradients, and the optimizer's
+// moments and master weights. Initialises, loads, saves and steps them, all by walking the
+// parameter table.
 //
 // defines: State, state_create, state_own, state_layout, state_initialise, state_start,
 //          state_save, state_download
@@ -33,8 +33,8 @@ typedef struct {
                     // master weights
 } State;
 
-// Gives a rank the flat buffer of a table, of which it owns nothing yet. Each piece begins
-// a tensor, a slice or both; a bucket has one slice at most.
+// Gives a rank the flat buffer of a table; the rank owns nothing of it yet. Each piece
+// begins a tensor, a slice or both; a bucket has one slice at most.
 static inline void state_create(State *state, const ParamTable *table) {
     memset(state, 0, sizeof *state);
     state->table = table;
@@ -145,14 +145,14 @@ static inline void state_initialise(State *state, float *host, uint64_t seed) {
     }
 }
 
-// How many kinds of state a rank has: weights, two moments and perhaps master weights.
+// Returns the number of kinds of state: weights, two moments and perhaps master weights.
 static inline int state_kinds(const State *state) {
     return state->master ? STATE_MASTER + 1 : STATE_MASTER;
 }
 
-// The state as a run begins: with a checkpoint's weights (--init), also with its optimizer
-// (--resume), or with random weights (dir NULL). Without an optimizer moments are 0, and
-// master weights are the weights before they are rounded.
+// Sets the state at the beginning of a run: a checkpoint's weights (--init), also its
+// optimizer (--resume), or random weights (dir NULL). Without an optimizer moments are 0,
+// and master weights are the weights before they are rounded.
 static inline bool state_start(State *state, const char *dir, bool optimizer, uint64_t seed,
                                Error *err) {
     const ParamTable *table = state->table;
@@ -188,9 +188,9 @@ static inline bool state_start(State *state, const char *dir, bool optimizer, ui
     return ok;
 }
 
-// Writes what this rank owns into the folder that checkpoint_create has made, or, without
-// sums, its gradients into the unfinished file of a dump, and waits until it is on the
-// disk.
+// Writes the tensors that this rank owns into the folder that checkpoint_create has made.
+// Without sums, writes its gradients into the unfinished file of a dump. Waits until they
+// are on the disk.
 static inline bool state_save(const State *state, const char *path, Checksums *sums,
                               Error *err) {
     float *host = (float *)host_alloc(state->table->largest, sizeof(float));

@@ -1,5 +1,5 @@
-// step.cuh: a training step but for its forwards and backwards: the data before them; loss,
-// gradient norm and AdamW after them.
+// step.cuh: a training step without its forwards and backwards: the data before them, and
+// loss, gradient norm and AdamW after them.
 //
 // defines: trainer_synchronize, trainer_load, trainer_begin_step, trainer_loss_share,
 //          trainer_sum, trainer_bad_weight, trainer_norm_failed, trainer_norm,
@@ -28,9 +28,9 @@ static inline void trainer_synchronize([[maybe_unused]] Trainer *m,
                       : cudaDeviceSynchronize());  // which a virtual clock sees
 }
 
-// Reads a batch of so many sequences, of which inputs and targets get this data rank's
-// share. What cannot be read is 0, and the next sum over all ranks tells them. data: NULL
-// for the rows of --eval.
+// Reads a batch of `sequences` sequences. inputs and targets get this data rank's share. If
+// a read fails, they are 0, and the next sum over all ranks tells them. data: NULL for the
+// rows of --eval.
 static inline void trainer_load(Trainer *m, DataLoader *data, uint64_t first,
                                 size_t sequences, bool shuffle) {
     trainer_set_batch(m, sequences);
@@ -77,8 +77,8 @@ static inline StepReport trainer_begin_step(Trainer *m) {
     return report;
 }
 
-// This rank's part of the loss, from the sums of its micro-batches: the last stages' first
-// tensor ranks have it, all others add 0. Synchronises.
+// Returns this rank's part of the loss, from the sums of its micro-batches. The last
+// stages' first tensor ranks have it, all others add 0. Synchronises.
 static inline double trainer_loss_share(Trainer *m) {
     bool ours = m->table.shard.head && m->grid.t_rank == 0;
     size_t bytes = m->micros * sizeof(double);
@@ -91,9 +91,9 @@ static inline double trainer_loss_share(Trainer *m) {
     return sum;
 }
 
-// Sums the first `count` of host_totals over all ranks, through the device, and in one
-// message with them the loss and whether a rank could not read its data, which ends the
-// run, or got a signal. Returns the batch's mean loss per token. Synchronises.
+// Sums the first `count` of host_totals over all ranks, through the device. The same
+// message sums the loss, and flags: a rank could not read its data, which ends the run, or
+// got a signal. Returns the batch's mean loss per token. Synchronises.
 static inline double trainer_sum(Trainer *m, size_t count, double loss) {
     double *x = m->host_totals;
     size_t bytes = (count + TOTALS_EXTRA) * sizeof(double);
@@ -146,9 +146,9 @@ static inline size_t trainer_bad_weight(Trainer *m) {
     return bad;
 }
 
-// Ends the run because the loss or the norm of the gradient is not finite. The weights are
-// to blame if they are not; a gradient is only if others are finite, since a loss that is
-// not makes all of them so. totals: [tensors] squared norms.
+// Ends the run because the loss or the norm of the gradient is not finite. The message
+// names weights if they are not finite. It names a gradient only if others are finite,
+// because a loss that is not finite makes all of them so. totals: [tensors] squared norms.
 static inline void trainer_norm_failed(Trainer *m, const StepReport *report,
                                        const double *totals) {
     Error err;
@@ -189,10 +189,10 @@ static inline void trainer_norm_failed(Trainer *m, const StepReport *report,
     job_agree(&m->job, false, &err, 1);
 }
 
-// Loss and gradient norm of the step, once the gradients of all ranks are summed. Squares
-// are summed per tensor in double on the device, then over the ranks, then in the order of
-// the whole model's table. Ends the run if one is not finite, or if a rank could not read
-// its data.
+// Computes loss and gradient norm of the step, once the gradients of all ranks are summed.
+// Squares are summed per tensor in double on the device, then over the ranks, then in the
+// order of the whole model's table. Ends the run if one is not finite, or if a rank could
+// not read its data.
 static inline void trainer_norm(Trainer *m, StepReport *report) {
     size_t count = m->share.piece_count, tensors = count_tensors(&m->config);
     double *totals = m->host_totals, sum = 0.0;
@@ -214,8 +214,8 @@ static inline void trainer_norm(Trainer *m, StepReport *report) {
         trainer_dump_gradients(m);
 }
 
-// AdamW (Loshchilov and Hutter 2019) on what this rank owns, with gradients clipped to
-// --clip.
+// Runs AdamW (Loshchilov and Hutter 2019) on this rank's own elements, with gradients
+// clipped to --clip.
 static inline void trainer_adamw(Trainer *m, StepReport *report) {
     const Options *o = &m->opt;
     report->lr = learning_rate((LRSchedule)o->lr_schedule, report->step, o->warmup,

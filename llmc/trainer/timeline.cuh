@@ -1,6 +1,6 @@
-// timeline.cuh: when work ran, for --trace. A span brackets work on a stream with two CUDA
-// events; after a synchronisation the spans become trace events, in microseconds since
-// timeline_start. Off it costs nothing.
+// timeline.cuh: the times of work, for --trace. A span brackets work on a stream with two
+// CUDA events. After a synchronisation the spans become trace events, in microseconds since
+// timeline_start. Without --trace it costs nothing.
 //
 // defines: seconds_now, Timeline, timeline_start, span_begin, span_end, timeline_collect
 #ifndef LLMC_TIMELINE_CUH

@@ -1,6 +1,6 @@
 // tuned.cuh: the algorithms of cuBLASLt that `make tune` found to be the fastest on this GPU,
-// build/gemm-GPU.json. A trainer that finds the file uses it. A file that is damaged, or of
-// another GPU or cuBLASLt, ends the run: one that passed over it would have other bits than
+// build/gemm-GPU.json. A trainer uses the file if it finds it. A damaged file, or one of
+// another GPU or cuBLASLt, ends the run. A trainer that ignored it would have other bits than
 // its user expects.
 //
 // defines: TUNED_MAX_FILE, tuned_path, tuned_parse, trainer_tuned
