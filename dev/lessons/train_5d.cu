@@ -4,11 +4,11 @@
 // There are t * d * p ranks. Of the d data ranks, c neighbours share each sequence, as in
 // train_context: each has chunks i and 2c-1-i of 2c. Keys and values go round a ring, or an
 // all-to-all gives each rank all tokens of 1/c of the heads (llmc/trainer/context_ranks.cuh).
-// And e neighbours share out the experts that each layer has in the place of its MLP, as in
-// train_moe. The two cuts know nothing of each other: with c = e = 2 the same two ranks share
-// a sequence and the experts, with c = 2 and e = 4 the experts serve two sequences.
+// And e neighbours share out the experts, which a layer has in the place of its MLP, as in
+// train_moe. The two cuts are independent. With c = e = 2 the same two ranks share a sequence
+// and the experts. With c = 2 and e = 4 the experts serve two sequences.
 //
-// The hard part of five dimensions is which ranks have summands of a gradient:
+// The hard part of five dimensions is to know which ranks have summands of a gradient.
 //
 //   tensor                  cut over  its gradient is summed over          optimizer, ZeRO-1
 //   q, k, v, o, MLP         t         d                                    1/d each
@@ -18,30 +18,36 @@
 //   router                  -         t; d                                 1/d each
 //   experts                 e, t      the d/e ranks that hold them         e/d each
 //
-// Pipeline stages hold layers of their own, so none of these sums crosses them but the tied
-// embedding's. c is in no row of its own: ranks of one sequence hold the same weights and
-// have other tokens, as any two data ranks do.
+// Pipeline stages hold layers of their own. So only the tied embedding's sum crosses them.
+// The table has no c: ranks of one sequence hold the same weights and have other tokens,
+// as any two data ranks do.
 //
-// The blocks are train_llama's, or those of Mixtral (Jiang et al. 2024) and Qwen3-MoE: a
-// router's softmax over E experts, of which each token meets the k most probable. Their
-// results are weighted by these probabilities, or by each one's share of the k. Experts stand
-// between f and g as an MLP does: a tensor rank has 1/t of the hidden units of each, so it
-// routes all N rows and makes a summand of the results. --capacity 0 drops no token: an
-// expert has T places for a rank's T tokens of a sequence.
+// The blocks are train_llama's, or have experts as Mixtral (Jiang et al. 2024) and Qwen3-MoE
+// do. A router makes a softmax over E experts, and each token meets the k most probable.
+// Their results are weighted by these probabilities, or by each one's share of the k. Experts
+// stand between f and g as an MLP does. A tensor rank has 1/t of the hidden units of each, so
+// it routes all N rows and makes a summand of the results. With --capacity 0 no token is
+// dropped: an expert has T places for a rank's T tokens of a sequence.
 //
 // Letters: B micro-batch (sequences), T tokens of a sequence on this rank, N = B*T, C
 // channels, L layers, NH heads, V vocabulary, Vp the same padded to 128. A shape stands behind
-// every pointer. w[QKVW] is a weight of a layer, dw[QKVW] its gradient; k's and v's follow
-// q's without a gap, up's follows gate's (llmc/llama.h). w[FCW] and w[FCPROJW] are those of
-// the first expert that this rank holds (llmc/model_5d.h).
+// every pointer. A layer's weight w[QKVW] has the gradient dw[QKVW]. The matrices of k and v
+// follow q's without a gap, and up's follows gate's (llmc/llama.h). The matrices w[FCW] and
+// w[FCPROJW] belong to the first expert that this rank holds (llmc/model_5d.h).
 //
-// A rank of t has A = NHl HS channels in NHl = NH/t query heads, KVl = KV/t key/value heads,
-// K = KVl HS channels of k, S = A + 2 K of q, k and v together, F hidden units with G = 2
-// matrices that make them (1 without a gate), and Vl = Vp/t tokens of the vocabulary, from V0
-// on. Of the residual stream it has all Nl = N rows, or Nl = N/t where sp = t ranks share them:
-// under sequence parallelism. R = N rows meet an MLP; of experts, R = E B slots are those of
-// this rank's tokens in all E, which are also those of all e ranks in its El = E/e; Re = R/El
-// in each.
+// Each of t tensor ranks has:
+//   A = NHl HS channels of q, in NHl = NH/t query heads.
+//   K = KVl HS channels of k and as many of v, in KVl = KV/t key/value heads.
+//   S = A + 2 K channels of q, k and v together.
+//   F hidden units, which G = 2 matrices make (1 without a gate).
+//   Vl = Vp/t tokens of the vocabulary, from V0 on.
+//   Nl = N/sp rows of the residual stream. Under sequence parallelism sp = t, else 1.
+//   R = N rows for an MLP.
+//
+// With experts, for a micro-batch:
+//   R = E B slots places that this rank's tokens have in all E experts.
+//   El = E/e experts on this rank.
+//   They have as many places for the tokens of all e ranks, Re = R/El each.
 
 // Trainer: everything but the mathematics: options, memory, data, optimizer, checkpoints
 #include "llmc/trainer/stages.cuh"
@@ -87,9 +93,9 @@ struct Acts {
     Layernorm lnf;      // (Nl, C)
 };
 
-// One end of a link. A link carries activations up or gradients down between two stages,
-// on a stream of its own at both ends, so that a message that has to wait holds up no other
-// one and no compute. Two buffers let a message travel while compute is at the next.
+// One end of a link. A link carries activations up or gradients down between two stages. It
+// has a stream of its own at both ends, so a message that waits holds up neither compute
+// nor other messages. Two buffers let a message travel while compute is at the next.
 struct LinkEnd {
     ncclComm_t comm;        // of two ranks, 0 sends to 1; NULL: no link, or not connected yet
     cudaStream_t stream;
@@ -244,7 +250,8 @@ static void shard(GPT *m) {
         own_buckets(m, &m->state);
 }
 
-// Rows that meet the weights of an MLP: those of B sequences, or of all experts' places.
+// Returns the rows that meet the weights of an MLP: B sequences, or the places of all
+// experts.
 static size_t rows_of_mlp(const GPT *m, size_t B) {
     return m->moe.E ? moe_rows(m->moe, B) : B * m->T;
 }
@@ -460,15 +467,16 @@ static const floatX *tensor_gather(GPT *m, floatX *out, const floatX *x, size_t 
     return out;
 }
 
-// Operator f, before a pair: in forward every rank takes the same input (a gather under
-// sequence parallelism), so in backward the gradients of all ranks are summed.
+// Operator f stands before a pair. In forward every rank takes the same input, and under
+// sequence parallelism gathers it. So backward sums the gradients of all ranks.
 static const floatX *f_forward(GPT *m, const floatX *x, size_t N) {
     return tensor_gather(m, m->gathered, x, N, m->stream);
 }
 
-// Gathers f's output for backward, which did not keep it: on a stream of its own, beside
-// the products that come before those that read it. Two streams use one communicator, in
-// the same order on all ranks: events order each collective behind the one before.
+// Gathers f's output for backward, as forward did not keep it. It has a stream of its
+// own, so products that do not read it overlap the gather. Now two streams use one
+// communicator, which needs the same order on all ranks. Events put each collective
+// behind the one before.
 static const floatX *f_gather_again(GPT *m, const floatX *x) {
     if (m->sp == 1) return x;
     CUDA_CHECK(cudaEventRecord(m->computed, m->stream));
@@ -478,8 +486,8 @@ static const floatX *f_gather_again(GPT *m, const floatX *x) {
     return m->gathered;
 }
 
-// Starts the sum of dnorm. The products for the weight's gradient need not wait for it and
-// hide it; they read what was gathered last, which the compute stream waits for here.
+// Starts the sum of dnorm. The product for the weight's gradient needs no sum and overlaps
+// it. It reads the rows gathered last, so the compute stream waits for them here.
 static void f_backward_begin(GPT *m) {
     if (m->grid.t == 1) return;
     CUDA_CHECK(cudaEventRecord(m->computed, m->stream));
@@ -497,8 +505,8 @@ static const floatX *f_backward_end(GPT *m) {
     return m->dreduced;
 }
 
-// Operator g, behind a pair, is f turned round: in forward the summands of all ranks are
-// summed, and in backward every rank takes the same gradient. Returns out.
+// Operator g stands behind a pair, and is f turned round. Forward sums the summands of
+// all ranks. In backward every rank takes the same gradient. Returns out.
 static const floatX *g_forward(GPT *m, floatX *out, const floatX *partial, size_t N) {
     if (m->grid.t > 1)
         tensor_sum(m, out, partial, N, m->stream);
@@ -511,9 +519,10 @@ static const floatX *g_backward(GPT *m, const floatX *dout) {
     return tensor_gather(m, m->dgathered, dout, m->B * m->T, m->stream);
 }
 
-// Sums gradients of which each tensor rank has a part, as far as they lie in elements
-// [lo, hi): under sequence parallelism those of norms, of its own rows; always those of the
-// norms of q and k, of its own heads, and of routers, by its summand of the experts' results.
+// Sums the partial gradients in elements [lo, hi) over the tensor ranks.
+//   Norms of q and k: a rank has the gradient of its own heads.
+//   Routers: a rank has the gradient of its summand of the experts' results.
+//   Other norms, under sequence parallelism: a rank has the gradient of its own rows.
 static void reduce_partial(GPT *m, size_t lo, size_t hi) {
     if (m->grid.t == 1) return;
 
@@ -536,9 +545,9 @@ static void reduce_partial(GPT *m, size_t lo, size_t hi) {
 // Links between pipeline stages
 //
 // The host only enqueues: it waits for no message, so it need not know which comes first. A
-// buffer is filled and emptied in turn, and each side waits for the event of the other. Of t
-// tensor ranks each sends 1/t of a message to its counterpart, where all gather it (the
-// paper's scatter/gather optimisation); under sequence parallelism 1/t is all they need.
+// buffer is filled and emptied in turn, and each side waits for the event of the other. Each
+// of t tensor ranks sends 1/t of a message to its counterpart. There all ranks gather it
+// (the paper's scatter/gather optimisation). Under sequence parallelism 1/t is enough.
 
 // Receives x (Nl, C) of N tokens from the neighbour: activations or gradients.
 static void link_receive(GPT *m, StepKind kind, floatX *x, size_t N, int micro, int chunk) {
@@ -727,7 +736,7 @@ static void log_choices(GPT *m, size_t l, const Routing &r, size_t B, size_t T) 
                        m->flags.context.c);
 }
 
-// x (N, C) -> a->expert_out (R, C). Experts stand between f and g, as an MLP does: each
+// x (N, C) -> a->expert_out (R, C). Experts stand between f and g, as an MLP does. Each
 // tensor rank has all N rows, routes them alike, and makes its summand of the results.
 static void experts_forward(GPT *m, size_t l, LayerActs *a, const floatX *x, size_t B,
                             size_t T) {
@@ -740,7 +749,7 @@ static void experts_forward(GPT *m, size_t l, LayerActs *a, const floatX *x, siz
     Matmul *mm = &m->matmul;
     cudaStream_t s = m->stream;
 
-    // A token goes to the k experts of which its router thinks most.
+    // A token goes to the k experts to which the router gives the largest probabilities.
     moe_route(a->routing, x, w[ROUTER], m->moe, B, T, C, s);
     count_tokens(m, a->routing, B);
     moe_gather(m->rows, x, a->routing, m->moe, B, C, false, s);
@@ -764,8 +773,8 @@ static void experts_forward(GPT *m, size_t l, LayerActs *a, const floatX *x, siz
     experts_exchange(m, &m->experts, m->moe, a->expert_out, m->rows, B, true);
 }
 
-// dout (N, C), the gradient of the weighted sum -> m->dnorm (N, C), a summand of that of the
-// input ln2 (N, C).
+// Takes dout (N, C), the gradient of the weighted sum. Leaves a summand of the gradient of
+// the input ln2 (N, C) in m->dnorm (N, C).
 static void experts_backward(GPT *m, size_t l, LayerActs *a, const floatX *dout,
                              const floatX *ln2, bool add) {
     size_t B = m->B, T = m->T, N = B * T;
@@ -874,8 +883,8 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
     Matmul *mm = &m->matmul;
     cudaStream_t s = m->stream;
 
-    // Backward first makes the buffers that forward did not keep: those of the
-    // whole layer from its input, or GELU's output from the hidden units.
+    // First recompute the buffers that forward did not keep: the whole layer from its
+    // input, or only GELU's output from the hidden units.
     if (m->opt.recompute == RECOMPUTE_LAYER)
         layer_forward(m, l, a, NULL, x, B, T);
     if (m->opt.recompute == RECOMPUTE_GELU)
@@ -956,9 +965,10 @@ static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, i
 }
 
 // lnf (Nl, C) -> the micro-batch's losses. To train, the logits become their own gradient,
-// softmax minus target, and dresidual (Nl, C) that of the last layer's output: gradients of
-// the step's mean loss. Every rank has the logits of its part of the vocabulary, and only
-// three numbers a token travel: maximum, sum of exponentials, logit of the target.
+// softmax minus target. The gradient of the last layer's output goes to dresidual (Nl, C).
+// Both are gradients of the step's mean loss. Every rank has the logits of its part of the
+// vocabulary. Only three numbers a token travel: maximum, sum of exponentials, logit of the
+// target.
 static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
                               bool training) {
     size_t N = m->B * m->T, Nl = N / m->sp;
@@ -999,9 +1009,9 @@ static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
         reduce_bucket(m, bucket_count(m) - 1);
 }
 
-// One chunk: dresidual (Nl, C), which loss_and_gradient or the next chunk has left ->
-// gradients of its layers and embeddings. If wte is the head, too, the gradient of this use
-// adds to that one.
+// Computes the gradients of one chunk's layers and embeddings. Takes dresidual (Nl, C) as
+// loss_and_gradient or the next chunk has left it. If wte is the head, too, the gradient of
+// this use adds to that one.
 static void backward(GPT *m, Acts *acts, const int *inputs, int micro, int chunk) {
     size_t B = m->B, T = m->T, C = m->config.C;
     size_t L = m->plan.count[chunk], first = m->plan.first[chunk];
@@ -1072,8 +1082,8 @@ static void train_step(GPT *m) {
     StepReport report = trainer_begin_step(m);
     statistics_begin(m, &m->statistics);
 
-    // A head that is wte writes its gradient, and the encoder adds to it. Where only one of
-    // them happens to wte, the encoder needs zeros.
+    // A head that is wte writes its gradient, and the encoder adds to it. If wte has only
+    // one of these uses on a rank, the encoder needs zeros.
     if (m->w[0][WTE] && (m->embedding || m->head != WTE))
         zero_gradient(m, WTE);
     run_batch(m, true);
@@ -1203,8 +1213,8 @@ static bool check_5d(Trainer *trainer, Error *err) {
     m->context.cut = cut;
     m->tokens = context_tokens(cut);
 
-    // Tensor ranks make summands of a router's gradient: one of them adds its two losses'.
-    // The balance is that of a sequence, by 1/c of its tokens.
+    // Tensor ranks make summands of a router's gradient, and one of them adds its two
+    // losses'. Each of c ranks balances its 1/c of a sequence's tokens.
     size_t E = m->model.E, k = m->model.k;
     size_t T = m->opt.seq / cut.c;
     size_t slots = o->capacity > 0 ? moe_capacity(o->capacity, T, k, E) : T;

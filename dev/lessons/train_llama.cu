@@ -8,30 +8,32 @@
 // (Touvron et al. 2023). Qwen3 normalises each head of q and k before RoPE. Mistral's queries
 // see the keys of a window. With --documents 1 a query sees keys of its own document only.
 //
-// The d replicas share the global batch. A bucket of gradients (wte, each layer,
-// ln_f) is summed over them by a reduce-scatter. ZeRO-1: each data rank then owns 1/d of
-// every bucket, whatever tensors that cuts, updates it, and the weights are gathered again
+// The d replicas share the global batch. A reduce-scatter sums each bucket of gradients
+// (wte, each layer, ln_f) over them. ZeRO-1: each data rank then owns 1/d of every bucket,
+// even where that cuts through a tensor, and updates it. The weights are gathered again
 // while the next forward runs.
 //
 // The layers are dealt to p stages in v chunks each: global chunk c*p + s is chunk c of
 // stage s. A stage runs the list of steps that llmc/pipeline.h gives it; activations go up
 // and gradients down over links.
 //
-// Each layer is shared by t ranks. Weights are [out, in]: q, k, v, gate and up are split by
-// rows, each by itself; o and down by columns; embedding and head by rows of the vocabulary.
-// Operators f and g stand where the paper draws them. Under sequence parallelism layernorms
-// and residuals are cut by rows.
+// Each layer is shared by t ranks. Weights are [out, in]. q, k, v, gate and up are split by
+// rows, each of them on its own; o and down by columns. Embedding and head are split by rows
+// of the vocabulary. Operators f and g stand where the paper draws them. Under sequence
+// parallelism layernorms and residuals are cut by rows.
 //
-// Letters: B micro-batch (sequences), T sequence length, N = B*T tokens, C channels,
-// L layers, NH heads, V vocabulary, Vp the same padded to 128. A shape stands behind every
-// pointer. w[QKVW] is a weight of a layer, dw[QKVW] its gradient; k's and v's follow q's
-// without a gap, up's follows gate's (llmc/llama.h).
+// Letters: B micro-batch (sequences), T sequence length, N = B*T tokens, C channels, L
+// layers, NH heads, V vocabulary, Vp the same padded to 128. A shape stands behind every
+// pointer. A layer's weight w[QKVW] has the gradient dw[QKVW]. The matrices of k and v
+// follow q's without a gap, and up's follows gate's (llmc/llama.h).
 //
-// A rank of t has A = NHl HS channels in NHl = NH/t query heads, KVl = KV/t key/value heads,
-// K = KVl HS channels of k, S = A + 2 K of q, k and v together, F hidden units with G = 2
-// matrices that make them (1 without a gate), and Vl = Vp/t tokens of the vocabulary, from V0
-// on. Of the residual stream it has all Nl = N rows, or Nl = N/t where sp = t ranks share them:
-// under sequence parallelism.
+// Each of t tensor ranks has:
+//   A = NHl HS channels of q, in NHl = NH/t query heads.
+//   K = KVl HS channels of k and as many of v, in KVl = KV/t key/value heads.
+//   S = A + 2 K channels of q, k and v together.
+//   F hidden units, which G = 2 matrices make (1 without a gate).
+//   Vl = Vp/t tokens of the vocabulary, from V0 on.
+//   Nl = N/sp rows of the residual stream. Under sequence parallelism sp = t, else 1.
 
 // Trainer: everything but the mathematics: options, memory, data, optimizer, checkpoints
 #include "llmc/trainer/stages.cuh"
@@ -69,9 +71,9 @@ struct Acts {
     Layernorm lnf;      // (Nl, C)
 };
 
-// One end of a link. A link carries activations up or gradients down between two stages,
-// on a stream of its own at both ends, so that a message that has to wait holds up no other
-// one and no compute. Two buffers let a message travel while compute is at the next.
+// One end of a link. A link carries activations up or gradients down between two stages. It
+// has a stream of its own at both ends, so a message that waits holds up neither compute
+// nor other messages. Two buffers let a message travel while compute is at the next.
 struct LinkEnd {
     ncclComm_t comm;        // of two ranks, 0 sends to 1; NULL: no link, or not connected yet
     cudaStream_t stream;
@@ -362,15 +364,16 @@ static const floatX *tensor_gather(GPT *m, floatX *out, const floatX *x, size_t 
     return out;
 }
 
-// Operator f, before a pair: in forward every rank takes the same input (a gather under
-// sequence parallelism), so in backward the gradients of all ranks are summed.
+// Operator f stands before a pair. In forward every rank takes the same input, and under
+// sequence parallelism gathers it. So backward sums the gradients of all ranks.
 static const floatX *f_forward(GPT *m, const floatX *x, size_t N) {
     return tensor_gather(m, m->gathered, x, N, m->stream);
 }
 
-// Gathers f's output for backward, which did not keep it: on a stream of its own, beside
-// the products that come before those that read it. Two streams use one communicator, in
-// the same order on all ranks: events order each collective behind the one before.
+// Gathers f's output for backward, as forward did not keep it. It has a stream of its
+// own, so products that do not read it overlap the gather. Now two streams use one
+// communicator, which needs the same order on all ranks. Events put each collective
+// behind the one before.
 static const floatX *f_gather_again(GPT *m, const floatX *x) {
     if (m->sp == 1) return x;
     CUDA_CHECK(cudaEventRecord(m->computed, m->stream));
@@ -380,8 +383,8 @@ static const floatX *f_gather_again(GPT *m, const floatX *x) {
     return m->gathered;
 }
 
-// Starts the sum of dnorm. The products for the weight's gradient need not wait for it and
-// hide it; they read what was gathered last, which the compute stream waits for here.
+// Starts the sum of dnorm. The product for the weight's gradient needs no sum and overlaps
+// it. It reads the rows gathered last, so the compute stream waits for them here.
 static void f_backward_begin(GPT *m) {
     if (m->grid.t == 1) return;
     CUDA_CHECK(cudaEventRecord(m->computed, m->stream));
@@ -399,8 +402,8 @@ static const floatX *f_backward_end(GPT *m) {
     return m->dreduced;
 }
 
-// Operator g, behind a pair, is f turned round: in forward the summands of all ranks are
-// summed, and in backward every rank takes the same gradient. Returns out.
+// Operator g stands behind a pair, and is f turned round. Forward sums the summands of
+// all ranks. In backward every rank takes the same gradient. Returns out.
 static const floatX *g_forward(GPT *m, floatX *out, const floatX *partial, size_t N) {
     if (m->grid.t > 1)
         tensor_sum(m, out, partial, N, m->stream);
@@ -413,9 +416,9 @@ static const floatX *g_backward(GPT *m, const floatX *dout) {
     return tensor_gather(m, m->dgathered, dout, m->B * m->T, m->stream);
 }
 
-// Sums the gradients of layernorms over the tensor ranks, as under sequence parallelism
-// each has them of its own rows only, as far as they lie in elements [lo, hi). A rank has
-// those of the norms of q and k of its own heads only, so they are always summed.
+// Sums the gradients of layernorms in elements [lo, hi) over the tensor ranks. Under
+// sequence parallelism each rank has the gradients from its own rows only. The norms of q
+// and k are always summed: their gradients come from a rank's own heads only.
 static void reduce_layernorms(GPT *m, size_t lo, size_t hi) {
     if (m->grid.t == 1) return;
     NCCL_CHECK(ncclGroupStart());
@@ -435,9 +438,9 @@ static void reduce_layernorms(GPT *m, size_t lo, size_t hi) {
 // Links between pipeline stages
 //
 // The host only enqueues: it waits for no message, so it need not know which comes first. A
-// buffer is filled and emptied in turn, and each side waits for the event of the other. Of t
-// tensor ranks each sends 1/t of a message to its counterpart, where all gather it (the
-// paper's scatter/gather optimisation); under sequence parallelism 1/t is all they need.
+// buffer is filled and emptied in turn, and each side waits for the event of the other. Each
+// of t tensor ranks sends 1/t of a message to its counterpart. There all ranks gather it
+// (the paper's scatter/gather optimisation). Under sequence parallelism 1/t is enough.
 
 // Receives x (Nl, C) of N tokens from the neighbour: activations or gradients.
 static void link_receive(GPT *m, StepKind kind, floatX *x, size_t N, int micro, int chunk) {
@@ -649,8 +652,8 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
     Matmul *mm = &m->matmul;
     cudaStream_t s = m->stream;
 
-    // Backward first makes the buffers that forward did not keep: those of the
-    // whole layer from its input, or GELU's output from the hidden units.
+    // First recompute the buffers that forward did not keep: the whole layer from its
+    // input, or only GELU's output from the hidden units.
     if (m->opt.recompute == RECOMPUTE_LAYER)
         layer_forward(m, l, a, NULL, x, B, T);
     if (m->opt.recompute == RECOMPUTE_GELU)
@@ -724,9 +727,10 @@ static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, i
 }
 
 // lnf (Nl, C) -> the micro-batch's losses. To train, the logits become their own gradient,
-// softmax minus target, and dresidual (Nl, C) that of the last layer's output: gradients of
-// the step's mean loss. Every rank has the logits of its part of the vocabulary, and only
-// three numbers a token travel: maximum, sum of exponentials, logit of the target.
+// softmax minus target. The gradient of the last layer's output goes to dresidual (Nl, C).
+// Both are gradients of the step's mean loss. Every rank has the logits of its part of the
+// vocabulary. Only three numbers a token travel: maximum, sum of exponentials, logit of the
+// target.
 static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
                               bool training) {
     size_t N = m->B * m->T, Nl = N / m->sp;
@@ -767,9 +771,9 @@ static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
         reduce_bucket(m, bucket_count(m) - 1);
 }
 
-// One chunk: dresidual (Nl, C), which loss_and_gradient or the next chunk has left ->
-// gradients of its layers and embeddings. If wte is the head, too, the gradient of this use
-// adds to that one.
+// Computes the gradients of one chunk's layers and embeddings. Takes dresidual (Nl, C) as
+// loss_and_gradient or the next chunk has left it. If wte is the head, too, the gradient of
+// this use adds to that one.
 static void backward(GPT *m, Acts *acts, const int *inputs, int micro, int chunk) {
     size_t B = m->B, T = m->T, C = m->config.C;
     size_t L = m->plan.count[chunk], first = m->plan.first[chunk];
@@ -837,8 +841,8 @@ static void run_batch(GPT *m, bool training) {
 static void train_step(GPT *m) {
     StepReport report = trainer_begin_step(m);
 
-    // A head that is wte writes its gradient, and the encoder adds to it. Where only one of
-    // them happens to wte, the encoder needs zeros.
+    // A head that is wte writes its gradient, and the encoder adds to it. If wte has only
+    // one of these uses on a rank, the encoder needs zeros.
     if (m->w[0][WTE] && (m->embedding || m->head != WTE))
         zero_gradient(m, WTE);
     run_batch(m, true);

@@ -1,26 +1,33 @@
 // train_moe.cu: train_data.cu plus a mixture of experts.
 // parent: dev/lessons/train_data.cu
 //
-// A layer has E MLPs, its experts, and a router that sends each token to k of them (GShard,
-// Lepikhin et al. 2020; Switch, Fedus et al. 2021; llmc/kernels/moe.cuh). Groups of e data
-// ranks share out the experts: one all-to-all takes tokens to them, another one brings the
-// results back. So an expert sees the tokens of e ranks.
-//  The d ranks share the global batch. The gradients of a layer are two buckets: experts
-// are summed over the d/e ranks that hold the same ones, and the rest over all d ranks.
-// ZeRO-1: each of the ranks that hold a bucket then owns its part of it, updates it, and
-// the weights are gathered again while the next forward runs.
+// A layer has E MLPs, its experts, and a router that sends each token to k of them.
+// (Papers: GShard, Lepikhin et al. 2020; Switch, Fedus et al. 2021. Kernels:
+// llmc/kernels/moe.cuh.) Groups of e data ranks share out the experts. One all-to-all takes
+// tokens to them, another one brings the results back. So an expert sees the tokens of e
+// ranks.
+//  The d ranks share the global batch. The gradients of a layer are two buckets. One is
+// the experts', summed over the d/e ranks that hold the same experts. The other is the
+// rest, summed over all d ranks. ZeRO-1: each of the ranks that hold a bucket then owns a
+// part of it, and updates that. The weights are gathered again while the next forward
+// runs.
 //
-// More letters: El = E/e experts of this rank, R = E B slots rows in all experts of this
-// rank's tokens, which are also those of all e ranks in its El experts; Re = R/El in each.
+// More letters, for a micro-batch and a layer:
+//   El = E/e experts on this rank.
+//   R = E B slots places that this rank's tokens have in all E experts.
+//   They have as many places for the tokens of all e ranks, Re = R/El each.
 //
 // Letters: B micro-batch (sequences), T sequence length, N = B*T tokens, C channels,
 // L layers, NH heads, V vocabulary, Vp the same padded to 128. A shape stands behind every
 // pointer. Weights are [in, out]: w[QKVW] is one of a layer, dw[QKVW] its gradient
 // (llmc/model.h).
-//  The next trainer shares each layer among ranks, and needs letters for a rank's part of
-// it. A rank alone has everything: Nl = N rows of the residual stream (sp = 1 rank shares
-// them), A = C channels in NHl = NH heads, F = 4C hidden units, and Vl = Vp tokens of the
-// vocabulary, from V0 = 0 on.
+//
+// The trainer train_gpt_tp.cu shares each layer among ranks, and has letters for a rank's
+// part of it. Here a rank has whole layers:
+//   A = C channels, in NHl = NH heads.
+//   F = 4C hidden units.
+//   Vl = Vp tokens of the vocabulary, from V0 = 0 on.
+//   Nl = N/sp = N rows of the residual stream, as sp = 1.
 
 // Trainer: everything but the mathematics: options, memory, data, optimizer, checkpoints
 #include "llmc/trainer/split_data.cuh"
@@ -259,10 +266,10 @@ static void use_bucket(GPT *m, size_t bucket) {
 // ----------------------------------------------------------------------------------------
 // Experts
 
-// The all-to-all of e ranks. It takes the rows (E, B slots, C) of this rank's tokens to their
-// experts, where they arrive as (El, e, B slots, C), so that an expert's rows are one matrix;
-// or it takes them back. Empty places travel, too: so no rank need know how many tokens
-// another one sends, and the host only enqueues. Nothing overlaps with it.
+// Exchanges rows with the e ranks in one all-to-all. It takes the rows (E, B slots, C) of
+// this rank's tokens to their experts, or back. They arrive as (El, e, B slots, C), so an
+// expert's rows are one matrix. Empty places travel, too. So no rank need know how many
+// tokens another one sends, and the host only enqueues. Nothing overlaps with it.
 static void exchange(GPT *m, floatX *out, const floatX *in, size_t B, bool back) {
     if (!m->exchanging) return;
     size_t e = m->experts.e, El = m->moe.E / e, count = B * m->moe.slots * m->config.C;
@@ -310,7 +317,7 @@ static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const flo
     layernorm_residual_forward(a->residual2, a->ln2, x, m->proj, w[PROJB],
                                w[LN2W], w[LN2B], Nl, C, s, drop(m, DROPOUT_PROJ, l));
 
-    // A token goes to the k experts of which its router thinks most.
+    // A token goes to the k experts to which the router gives the largest probabilities.
     moe_route(a->routing, a->ln2.out, w[ROUTERW], m->moe, B, T, C, s);
     moe_gather(m->rows, a->ln2.out, a->routing, m->moe, B, C, false, s);
     exchange(m, a->expert_in, m->rows, B, false);
@@ -355,8 +362,8 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
     Matmul *mm = &m->matmul;
     cudaStream_t s = m->stream;
 
-    // Backward first makes the buffers that forward did not keep: those of the
-    // whole layer from its input, or GELU's output from the hidden units.
+    // First recompute the buffers that forward did not keep: the whole layer from its
+    // input, or only GELU's output from the hidden units.
     if (m->opt.recompute == RECOMPUTE_LAYER)
         layer_forward(m, l, a, NULL, x, B, T);
     if (m->opt.recompute == RECOMPUTE_GELU)
@@ -440,8 +447,8 @@ static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, i
 }
 
 // lnf (Nl, C) -> the micro-batch's losses. To train, the logits become their own gradient,
-// softmax minus target, and dresidual (Nl, C) that of the last layer's output: gradients of
-// the step's mean loss.
+// softmax minus target. The gradient of the last layer's output goes to dresidual (Nl, C).
+// Both are gradients of the step's mean loss.
 static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
                               bool training) {
     size_t N = m->B * m->T, Nl = N / m->sp;
@@ -477,8 +484,9 @@ static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
         reduce_bucket(m, bucket_count(m) - 1);
 }
 
-// dresidual (Nl, C), which loss_and_gradient has left -> gradients of the layers and of the
-// embeddings. wte has two uses: the gradient of the lookup adds to the head's.
+// Computes the gradients of all layers and of the embeddings. Takes dresidual (Nl, C) as
+// loss_and_gradient has left it. The matrix wte has two uses: the lookup's gradient adds
+// to the head's.
 static void backward(GPT *m, Acts *acts, const int *inputs, int micro) {
     size_t B = m->B, T = m->T, Nl = B * T / m->sp;
     size_t C = m->config.C, L = m->config.L;

@@ -2,20 +2,24 @@
 // parent: train_gpt.cu
 //
 // The device keeps the activations of two layers, used in turn. As soon as a layer's forward
-// is through, they travel to pinned host memory on a stream of their own, beside the next
-// layer's forward, and they come back beside the backward of the layer behind. MEMO (Zhao et
-// al. 2024) splits them by tokens: a layer's input and attention's output always travel. Of
-// all else the share --offload A of the tokens does, and backward computes the other tokens
-// again. --offload auto takes the share whose copies hide behind a layer's forward.
+// is through, they travel to pinned host memory on a stream of their own. This overlaps the
+// next layer's forward. They come back during the backward of the layer behind. MEMO (Zhao
+// et al. 2024) splits them by tokens. A layer's input and attention's output always travel.
+// All other activations travel for the share --offload A of the tokens, and backward
+// recomputes the other tokens. With --offload auto it is the share whose copies hide behind
+// a layer's forward.
 //
 // Letters: B micro-batch (sequences), T sequence length, N = B*T tokens, C channels,
 // L layers, NH heads, V vocabulary, Vp the same padded to 128. A shape stands behind every
 // pointer. Weights are [in, out]: w[QKVW] is one of a layer, dw[QKVW] its gradient
 // (llmc/model.h).
-//  The next trainer shares each layer among ranks, and needs letters for a rank's part of
-// it. A rank alone has everything: Nl = N rows of the residual stream (sp = 1 rank shares
-// them), A = C channels in NHl = NH heads, F = 4C hidden units, and Vl = Vp tokens of the
-// vocabulary, from V0 = 0 on.
+//
+// The trainer train_gpt_tp.cu shares each layer among ranks, and has letters for a rank's
+// part of it. Here a rank has whole layers:
+//   A = C channels, in NHl = NH heads.
+//   F = 4C hidden units.
+//   Vl = Vp tokens of the vocabulary, from V0 = 0 on.
+//   Nl = N/sp = N rows of the residual stream, as sp = 1.
 
 // Trainer: everything but the mathematics: options, memory, data, optimizer, checkpoints
 #include "llmc/trainer/offload.cuh"
@@ -163,8 +167,8 @@ static void layer_rows(const GPT *m, size_t l, OffloadRow rows[OFFLOAD_ROWS]) {
     memcpy(rows, list, sizeof list);
 }
 
-// Copies a layer to the host or back, once the compute stream has done all that it has been
-// given so far, and beside all that it is given next.
+// Copies a layer to the host or back. The copy begins when the compute stream has done all
+// work enqueued so far, and overlaps the work enqueued later.
 static void copy_layer(GPT *m, size_t l, cudaMemcpyKind kind) {
     OffloadRow rows[OFFLOAD_ROWS];
     layer_rows(m, l, rows);
@@ -243,8 +247,9 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
     Matmul *mm = &m->matmul;
     cudaStream_t s = m->stream;
 
-    // Backward first makes what forward did not keep: the tokens that did not travel, from
-    // the layer's input and attention's output, or GELU's output from the hidden units.
+    // First recompute the activations that forward did not keep. The tokens that did not
+    // travel come from the layer's input and attention's output; or only GELU's output
+    // comes from the hidden units.
     size_t moved = m->offload.moved;
     if (l < m->offload.layers && moved < N) {
         LayerActs rest = rows_from(m, a, moved);
@@ -314,8 +319,8 @@ static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, i
 }
 
 // lnf (Nl, C) -> the micro-batch's losses. To train, the logits become their own gradient,
-// softmax minus target, and dresidual (Nl, C) that of the last layer's output: gradients of
-// the step's mean loss.
+// softmax minus target. The gradient of the last layer's output goes to dresidual (Nl, C).
+// Both are gradients of the step's mean loss.
 static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
                               bool training) {
     size_t N = m->B * m->T, Nl = N / m->sp;
@@ -349,8 +354,9 @@ static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
                        acts->residual[L], w[LNFW], acts->lnf, Nl, C, add, s);
 }
 
-// dresidual (Nl, C), which loss_and_gradient has left -> gradients of the layers and of the
-// embeddings. wte has two uses: the gradient of the lookup adds to the head's.
+// Computes the gradients of all layers and of the embeddings. Takes dresidual (Nl, C) as
+// loss_and_gradient has left it. The matrix wte has two uses: the lookup's gradient adds
+// to the head's.
 static void backward(GPT *m, Acts *acts, const int *inputs, int micro) {
     size_t B = m->B, T = m->T, Nl = B * T / m->sp;
     size_t C = m->config.C, L = m->config.L;

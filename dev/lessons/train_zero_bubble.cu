@@ -1,15 +1,15 @@
 // train_zero_bubble.cu: train_gpt_3d.cu with backwards in two halves.
 // parent: train_gpt_3d.cu
 //
-// Zero Bubble (Qi et al. 2024). The input half of a backward makes the gradient for which the
-// stage before waits, the weight half the gradients of the weights, for which no stage waits:
-// a schedule puts weight steps where a stage would be idle. The input half keeps what the
-// weight half reads.
+// Zero Bubble (Qi et al. 2024) splits a backward in two. The input half makes the gradient
+// for which the stage before waits. The weight half makes the gradients of the weights. No
+// stage waits for them, so a schedule puts weight steps where a stage would be idle. The
+// input half keeps all that the weight half reads.
 //
-// The d replicas share the global batch. A bucket of gradients (wte, wpe, each layer,
-// ln_f) is summed over them by a reduce-scatter. ZeRO-1: each data rank then owns 1/d of
-// every bucket, whatever tensors that cuts, updates it, and the weights are gathered again
-// while the next forward runs.
+// The d replicas share the global batch. A reduce-scatter sums each bucket of gradients
+// (wte, wpe, each layer, ln_f) over them. ZeRO-1: each data rank then owns 1/d of every
+// bucket, even where that cuts through a tensor, and updates it. The weights are gathered
+// again while the next forward runs.
 //
 // The layers are dealt to p stages in v chunks each: global chunk c*p + s is chunk c of
 // stage s. A stage runs the list of steps that llmc/pipeline.h gives it; activations go up
@@ -24,9 +24,11 @@
 // pointer. Weights are [in, out]: w[QKVW] is one of a layer, dw[QKVW] its gradient
 // (llmc/model.h).
 //
-// A rank of t has A = C/t channels in NHl = NH/t heads, F = 4C/t hidden units, and Vl = Vp/t
-// tokens of the vocabulary, from V0 on. Of the residual stream it has all Nl = N rows, or
-// Nl = N/t where sp = t ranks share them: under sequence parallelism.
+// Each of t tensor ranks has:
+//   A = C/t channels, in NHl = NH/t heads.
+//   F = 4C/t hidden units.
+//   Vl = Vp/t tokens of the vocabulary, from V0 on.
+//   Nl = N/sp rows of the residual stream. Under sequence parallelism sp = t, else 1.
 
 // Trainer: everything but the mathematics: options, memory, data, optimizer, checkpoints
 #include "llmc/trainer/stages.cuh"
@@ -69,9 +71,9 @@ struct Acts {
     Layernorm lnf;      // (Nl, C)
 };
 
-// One end of a link. A link carries activations up or gradients down between two stages,
-// on a stream of its own at both ends, so that a message that has to wait holds up no other
-// one and no compute. Two buffers let a message travel while compute is at the next.
+// One end of a link. A link carries activations up or gradients down between two stages. It
+// has a stream of its own at both ends, so a message that waits holds up neither compute
+// nor other messages. Two buffers let a message travel while compute is at the next.
 struct LinkEnd {
     ncclComm_t comm;        // of two ranks, 0 sends to 1; NULL: no link, or not connected yet
     cudaStream_t stream;
@@ -281,8 +283,8 @@ static const floatX *tensor_gather(GPT *m, floatX *out, const floatX *x, size_t 
     return out;
 }
 
-// Operator f, before a pair: in forward every rank takes the same input (a gather under
-// sequence parallelism), so in backward the gradients of all ranks are summed.
+// Operator f stands before a pair. In forward every rank takes the same input, and under
+// sequence parallelism gathers it. So backward sums the gradients of all ranks.
 static const floatX *f_forward(GPT *m, const floatX *x, size_t N) {
     return tensor_gather(m, m->gathered, x, N, m->stream);
 }
@@ -304,8 +306,8 @@ static const floatX *f_backward_end(GPT *m) {
     return m->dreduced;
 }
 
-// Operator g, behind a pair, is f turned round: in forward the summands of all ranks are
-// summed, and in backward every rank takes the same gradient. Returns out.
+// Operator g stands behind a pair, and is f turned round. Forward sums the summands of
+// all ranks. In backward every rank takes the same gradient. Returns out.
 static const floatX *g_forward(GPT *m, floatX *out, const floatX *partial, size_t N) {
     if (m->grid.t > 1)
         tensor_sum(m, out, partial, N, m->stream);
@@ -318,8 +320,8 @@ static const floatX *g_backward(GPT *m, const floatX *dout) {
     return tensor_gather(m, m->dgathered, dout, m->B * m->T, m->stream);
 }
 
-// Sums the gradients of layernorms over the tensor ranks, as under sequence parallelism
-// each has them of its own rows only, as far as they lie in elements [lo, hi).
+// Sums the gradients of layernorms in elements [lo, hi) over the tensor ranks. Under
+// sequence parallelism each rank has the gradients from its own rows only.
 static void reduce_layernorms(GPT *m, size_t lo, size_t hi) {
     if (m->sp == 1) return;
     NCCL_CHECK(ncclGroupStart());
@@ -337,9 +339,9 @@ static void reduce_layernorms(GPT *m, size_t lo, size_t hi) {
 // Links between pipeline stages
 //
 // The host only enqueues: it waits for no message, so it need not know which comes first. A
-// buffer is filled and emptied in turn, and each side waits for the event of the other. Of t
-// tensor ranks each sends 1/t of a message to its counterpart, where all gather it (the
-// paper's scatter/gather optimisation); under sequence parallelism 1/t is all they need.
+// buffer is filled and emptied in turn, and each side waits for the event of the other. Each
+// of t tensor ranks sends 1/t of a message to its counterpart. There all ranks gather it
+// (the paper's scatter/gather optimisation). Under sequence parallelism 1/t is enough.
 
 // Receives x (Nl, C) of N tokens from the neighbour: activations or gradients.
 static void link_receive(GPT *m, StepKind kind, floatX *x, size_t N, int micro, int chunk) {
@@ -494,8 +496,8 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, LayerGrads *g, const 
     Matmul *mm = &m->matmul;
     cudaStream_t s = m->stream;
 
-    // Backward first makes the buffers that forward did not keep: those of the
-    // whole layer from its input, or GELU's output from the hidden units.
+    // First recompute the buffers that forward did not keep: the whole layer from its
+    // input, or only GELU's output from the hidden units.
     if (m->opt.recompute == RECOMPUTE_LAYER)
         layer_forward(m, l, a, NULL, x, B, T);
 
@@ -603,9 +605,10 @@ static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, i
 }
 
 // lnf (Nl, C) -> the micro-batch's losses. To train, the logits become their own gradient,
-// softmax minus target, and dresidual (Nl, C) that of the last layer's output: gradients of
-// the step's mean loss. Every rank has the logits of its part of the vocabulary, and only
-// three numbers a token travel: maximum, sum of exponentials, logit of the target.
+// softmax minus target. The gradient of the last layer's output goes to dresidual (Nl, C).
+// Both are gradients of the step's mean loss. Every rank has the logits of its part of the
+// vocabulary. Only three numbers a token travel: maximum, sum of exponentials, logit of the
+// target.
 static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
                               bool training) {
     size_t N = m->B * m->T, Nl = N / m->sp;
@@ -648,9 +651,10 @@ static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
         reduce_bucket(m, bucket_count(m) - 1);
 }
 
-// One chunk, input half: dresidual (Nl, C), which loss_and_gradient or the next chunk has
-// left -> that of the chunk's input, or gradients of the embeddings. wte has two uses: the
-// gradient of the lookup adds to the head's.
+// Runs the input half of one chunk's backward. Takes dresidual (Nl, C) as
+// loss_and_gradient or the next chunk has left it, and makes it the gradient of the
+// chunk's input. The first chunk then computes the gradients of the embeddings. The
+// matrix wte has two uses: the lookup's gradient adds to the head's.
 static void backward(GPT *m, Acts *acts, const int *inputs, int micro, int chunk) {
     size_t B = m->B, T = m->T, Nl = B * T / m->sp;
     size_t C = m->config.C, L = m->plan.count[chunk], first = m->plan.first[chunk];
