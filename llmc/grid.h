@@ -72,8 +72,8 @@ static inline bool grid_make(Grid *g, size_t world, size_t rank, const char *ord
     return true;
 }
 
-// Fills ranks[] with the world ranks of one of this rank's groups, in their order there,
-// and returns their number.
+// Fills ranks[] with the world ranks of one of this rank's groups, in their order there.
+// Returns their number.
 //   't' tensor, 'd' data, 'p' pipeline: the ranks that differ in that coordinate only;
 //   'e' embedding: first and last stage, which both hold the tied embedding. Other stages
 //       are in none: returns 0.

@@ -1,15 +1,15 @@
 // masks.h: which elements dropout (Srivastava et al. 2014) drops, by their place alone.
 //
-// A mask's bits come from Philox at (seed, purpose, step, layer, sample, element): the
-// purpose says where in the layer, the sample is numbered within the step's global batch,
-// the element within the sample. So they do not depend on ranks, micro-batches,
-// recomputation or the order of work, and need no memory. Megatron-LM's appendix on random
-// numbers keeps by two kinds of generator states. The kernels and the reference call the
-// same functions.
+// A mask's bits come from Philox at (seed, purpose, step, layer, sample, element). The
+// purpose is the place in the layer. Samples are numbered within the step's global batch,
+// and elements within the sample. So the bits do not depend on ranks, micro-batches,
+// recomputation or the order of work, and need no memory. Megatron-LM does that with two
+// kinds of generator states (its appendix on random numbers). The kernels and the
+// reference call the same functions.
 //
 // A block of Philox has 8 numbers of 16 bits. An element is dropped if its number is below
 // `threshold`; the others are multiplied by 65536 / (65536 - threshold), so that the
-// expectation is exactly what it was.
+// expectation stays exactly the same.
 //
 // defines: Dropout, dropout_make, dropout_for, dropout_block, dropout_factor, dropout_kept,
 //          dropout_probability_block
@@ -57,12 +57,12 @@ RANDOM_FUNCTION Philox dropout_block(const Dropout *d, uint64_t sample, uint64_t
                         d->layer << 40 | block);
 }
 
-// What element `i` of a block is multiplied by.
+// Returns the factor of element `i` of a block: 0 if it is dropped, else d->scale.
 RANDOM_FUNCTION float dropout_factor(const Dropout *d, const Philox *block, unsigned i) {
     return (block->word[i / 2] >> i % 2 * 16 & 0xFFFF) < d->threshold ? 0.0f : d->scale;
 }
 
-// Which elements of a block stay: bit i for element i.
+// Returns the elements of a block that stay: bit i for element i.
 RANDOM_FUNCTION uint32_t dropout_kept(const Dropout *d, const Philox *block) {
     uint32_t least = d->threshold << 16, kept = 0;
     for (unsigned i = 0; i < DROPOUT_BLOCK; i += 2) {
@@ -72,8 +72,8 @@ RANDOM_FUNCTION uint32_t dropout_kept(const Dropout *d, const Philox *block) {
     return kept;
 }
 
-// The block of query q and keys k .. k+7 (k a multiple of 8), of head h of the heads at
-// hand, for T tokens.
+// Returns the block of query q and keys k .. k+7 (k a multiple of 8), for T tokens. h
+// counts from head d->head of the model.
 RANDOM_FUNCTION Philox dropout_probability_block(const Dropout *d, uint64_t sample,
                                                  uint64_t h, uint64_t q, uint64_t k,
                                                  uint64_t T) {

@@ -2,9 +2,10 @@
 //
 // A ModelSpec lists the tensors of a kind of model: GPT-2's is here, and a lesson with
 // other blocks brings its own. The table made of it is the only place that knows which
-// tensors exist, how they are named, shaped, split over tensor ranks, initialised and
-// decayed, and where each stands in a rank's flat buffer. Initialisation, checkpoints,
-// gradient dumps, the optimizer, ZeRO slices and the gradient norm all walk this table.
+// tensors exist. For each it has the name, the shape, the split over tensor ranks, the
+// initialisation, the decay, and the place in a rank's flat buffer. Initialisation,
+// checkpoints, gradient dumps, the optimizer, ZeRO slices and the gradient norm all walk
+// this table.
 //
 // defines: GPTConfig, padded_vocabulary, Split, Init, TensorKind, MAX_KINDS, TENSOR_*,
 //          TensorSpec, ModelSpec, gpt2_dimension, gpt2_flops, GPT2, config_spec,
@@ -87,7 +88,7 @@ typedef struct {
     unsigned flags;  // TENSOR_*
 } TensorSpec;
 
-// A kind of model: its tensors in memory order, of which [layer, behind) repeat for every
+// A kind of model: its tensors in memory order. Tensors [layer, behind) repeat for every
 // layer.
 typedef struct ModelSpec {
     const TensorSpec *tensors;
@@ -202,8 +203,8 @@ static inline size_t count_tensors(const GPTConfig *g) {
     return spec->count + (g->L - 1) * tensors_of_layer(spec);
 }
 
-// Describes tensor `id` of the unsharded model as tensor rank t_rank of t holds it (rank 0
-// of 1: all of it); held, offset and counted are left at 0.
+// Describes tensor `id` of the unsharded model as tensor rank t_rank of t holds it. Rank 0
+// of 1 holds all of it. Leaves held, offset and counted at 0.
 static inline Tensor tensor_describe(const GPTConfig *g, size_t id, size_t t,
                                      size_t t_rank) {
     const ModelSpec *model = config_spec(g);

@@ -1,10 +1,10 @@
-// model_5d.h: Llama's blocks with a mixture of experts in the place of the MLP, as Mixtral
-// has them (Jiang et al. 2024), and the flags of train_5d.
+// model_5d.h: Llama's blocks with experts in the place of the MLP, and the flags of
+// train_5d.
 // lesson: 5d
 //
-// Each expert's gate, up and down are tensors of their own, by Hugging Face's names, and
-// stand together in memory. Tensor ranks cut them as an MLP's; of e expert ranks each holds
-// the tensors of E/e experts.
+// Mixtral has such blocks (Jiang et al. 2024). Each expert's gate, up and down are tensors
+// of their own, by Hugging Face's names, and lie together in memory. Tensor ranks cut them
+// as they cut an MLP's. Each of e expert ranks holds the tensors of E/e experts.
 //
 // defines: ROUTER, MoeLlama, moe_llama_make, moe_llama_of, expert_step, table_keep_experts,
 //          Options5D, rows_5d, experts_print, sizes_5d,
@@ -19,7 +19,7 @@
 
 enum { ROUTER = FCB };  // a kind of GPT-2's that Llama has not
 
-// A Llama, and what its experts add.
+// A Llama and its experts.
 typedef struct {
     Llama llama;          // the first member: the spec of a configuration is its first
     size_t E, k;          // experts of a layer (0: an MLP), experts of a token
@@ -153,8 +153,8 @@ static inline void config_replace(cJSON *root, const char *key, cJSON *item) {
     if (item) cJSON_AddItemToObject(root, key, item);
 }
 
-// Takes what a config.json says of experts out of it; what is left is that of a model
-// without.
+// Takes the members about experts out of a config.json. The rest is the config.json of a
+// model without experts.
 static inline bool moe_llama_read_experts(cJSON *root, MoeLlama *m, bool qwen,
                                           const char *path, Error *err) {
     static const char *const OWN[] = {
@@ -213,7 +213,7 @@ static inline void text_replace(char *text, size_t size, const char *from, const
     memcpy(at, to, strlen(to));
 }
 
-// Writes Llama's or Qwen3's config.json, with another type and what it says of experts.
+// Writes Llama's or Qwen3's config.json with another type and the members about experts.
 static inline bool moe_llama_write(const char *path, const GPTConfig *g, bool bf16,
                                    Error *err) {
     const MoeLlama *m = moe_llama_of(g);
@@ -347,7 +347,7 @@ static inline const LlamaSize *size_5d(const Options5D *flags) {
     return moe ? &moe->llama : &LLAMA_SIZES[flags->llama.model];
 }
 
-// Fills in the sizes that a name stands for, and says how many ranks share a sequence.
+// Fills in the sizes of the named model, and the number of ranks that share a sequence.
 static inline bool sizes_5d(Options *o, const void *flags, Error *err) {
     const Options5D *own = (const Options5D *)flags;
     const LlamaSize *s = size_5d(own);

@@ -1,10 +1,9 @@
-// model_moe.h: GPT-2 with a mixture of experts in the place of each MLP: its parameter
-// table.
+// model_moe.h: the parameter table of GPT-2 with experts in the place of each MLP.
 // lesson: moe
 //
 // The weights of E experts stand below each other, so e ranks cut them by rows. One
-// expert's are an MLP's of GPT-2, [C, F] and so on; the router is [E, C], a row for each
-// expert.
+// expert has the weights of GPT-2's MLP: [C, F] and so on. The router is [E, C], a row
+// for each expert.
 //
 // defines: ROUTERW, MoeSpec, moe_of, moe_spec, bucket_of_experts
 #ifndef LLMC_MODEL_MOE_H

@@ -110,8 +110,8 @@ static inline void reference_pass_free(ReferencePass *a) {
     free(a->layers);
 }
 
-// Sets at[LN1W] and so on: pointers to the tensors of a layer, and to those of no layer, in
-// a buffer (params, grads, m or v).
+// Sets at[LN1W] and so on: pointers into a buffer (params, grads, m or v) to the tensors of
+// a layer and to the tensors outside the layers.
 static inline void reference_find(const Reference *ref, double *buffer, size_t l,
                                   double *at[NUM_KINDS]) {
     for (int k = 0; k < NUM_KINDS; k++)
@@ -190,9 +190,8 @@ static inline void reference_layer_backward(Reference *ref, size_t l,
     reference_half_backward(ref, l, x, d, B, T);
 }
 
-// Returns the sum of the losses of tokens -> targets (each [B,T], below V), and adds the
-// gradient of scale * that sum to ref->grads. scale 0: forward only, the gradients stay as
-// they are.
+// Returns the sum of the losses of tokens -> targets (each [B,T], below V). Adds the
+// gradient of scale * that sum to ref->grads. With scale 0 it runs the forward pass only.
 static inline double reference_loss_and_gradients(Reference *ref, const int *tokens,
                                                   const int *targets, size_t B, size_t T,
                                                   double scale) {

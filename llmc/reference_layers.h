@@ -21,8 +21,8 @@ static inline size_t reference_first(const int *first, size_t n) {
     return first ? (size_t)first[n] : 0;
 }
 
-// out [B,T,C] = wte[token] + wpe[position]; wte [V,C], wpe [maxT,C]. Positions count from
-// first[B,T], if it is there: where the token's document begins.
+// out [B,T,C] = wte[token] + wpe[position]; wte [V,C], wpe [maxT,C]. With first[B,T]
+// positions count from there: from the beginning of the token's document.
 static inline void reference_encoder_forward(double *out, const int *tokens,
                                              const double *wte, const double *wpe, size_t B,
                                              size_t T, size_t C, const int *first) {
@@ -147,9 +147,9 @@ static inline double reference_attention_factor(const Dropout *d, size_t b, size
     return reference_factor(d, &block, s % DROPOUT_BLOCK);
 }
 
-// Causal self-attention. qkv [B,T,3,NH,HS] -> out [B,T,NH,HS]; att [B,NH,T,T] keeps the
-// softmax for backward, before dropout. first[B,T], if it is there: the first key that each
-// query sees.
+// Causal self-attention, qkv [B,T,3,NH,HS] -> out [B,T,NH,HS]. Keeps the softmax before
+// dropout for backward, in att [B,NH,T,T]. first[B,T], unless it is NULL, has the first key
+// that each query sees.
 static inline void reference_attention_forward(double *out, double *att, const double *qkv,
                                                size_t B, size_t T, size_t C, size_t NH,
                                                Dropout d, const int *first) {

@@ -1,5 +1,5 @@
-// reference_llama.h: Llama, Qwen2, Qwen3, Mistral and Nemotron-4 in plain C loops and fp64:
-// loss and gradients (llmc/llama.h).
+// reference_llama.h: loss and gradients of llmc/llama.h's models, in plain C loops and
+// fp64.
 // lesson: llama
 //
 // It shares reference.h's Reference, whose table comes from the Llama in config.spec.
@@ -324,9 +324,9 @@ static inline void reference_block_backward(Reference *ref, size_t l,
     reference_first_half_backward(ref, l, x, d, B, T);
 }
 
-// Returns the sum of the losses of tokens -> targets (each [B,T]), and adds the gradient of
-// scale * that sum to ref->grads. scale 0: forward only. ref->first, if it is there:
-// where the document of each token begins.
+// Returns the sum of the losses of tokens -> targets (each [B,T]). Adds the gradient of
+// scale * that sum to ref->grads. With scale 0 it runs the forward pass only. ref->first,
+// unless it is NULL, has the beginning of each token's document.
 static inline double reference_llama_loss(Reference *ref, const int *tokens,
                                           const int *targets, size_t B, size_t T,
                                           double scale) {

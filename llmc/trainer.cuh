@@ -54,8 +54,8 @@
 
 enum { NO_MICRO = -1 };  // the micro-batch of a span that belongs to none
 
-// What travels with the squared norms: the loss, and whether data could not be read, or a
-// signal came.
+// Three more sums travel with the squared norms: the loss, and the numbers of ranks that
+// could not read their data or got a signal.
 enum { TOTALS_EXTRA = 3 };
 
 enum { MAX_STREAMS = 16 };
@@ -145,10 +145,12 @@ struct Trainer {
     struct cudaDeviceProp device;
 };
 
-// What a lesson behind the four adds: rows of the command line, before those of the same
-// name; a check of them, after that of all other options and before any data are opened;
-// the model whose blocks it has (NULL: GPT-2); what its rows say of sizes, before those
-// that were left out are filled in; and its reader of tokenizer.json (NULL: of GPT-2's).
+// The additions of a lesson behind the four trainers.
+//   options    rows of the command line, which go before rows of the same name.
+//   check      checks them, after all other options and before any data are opened.
+//   spec       the model whose blocks it has; NULL: GPT-2.
+//   sizes      takes sizes from its rows, before the sizes that were left out are filled in.
+//   tokenizer  its reader of tokenizer.json; NULL: GPT-2's.
 struct Lesson {
     FieldTable options;
     bool (*check)(Trainer *m, Error *err);

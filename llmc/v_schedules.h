@@ -1,6 +1,6 @@
 // v_schedules.h: schedules whose two chunks a stage lie in a V: zb-v, v-half, dualpipe-v.
 // lesson: v
-// From Pipeline Parallelism with Controllable Memory (Qi et al. 2024) and DualPipe
+// Papers: Pipeline Parallelism with Controllable Memory (Qi et al. 2024). DualPipe
 // (DeepSeek-V3, 2024), which DualPipeV cuts in half.
 //
 // defines: v_check, v_make, v_lists, v_link_count, v_link_ends
@@ -29,8 +29,9 @@ typedef struct {
     int step[V_RUNS], gap[V_RUNS];
 } VBlock;
 
-// Returns how many pairs of micro-batch and chunk a stage may hold: p micro-batches, or
-// (p + 2) / 2 rounded down; dualpipe-v takes one pair more than p micro-batches.
+// Returns how many pairs of micro-batch and chunk a stage may hold. That is p
+// micro-batches, or (p + 2) / 2 rounded down. Schedule dualpipe-v takes one pair more
+// than p micro-batches.
 static inline int v_limit(Schedule schedule, int p) {
     return schedule == SCHEDULE_DUALPIPE_V ? 2 * p + 1
            : schedule == SCHEDULE_ZB_V     ? 2 * p
@@ -285,9 +286,9 @@ static inline bool v_lists(PipelineLists *l, Schedule schedule, const char *file
     return pipeline_proved(l, file ? file : pipeline_schedule_name(schedule), err);
 }
 
-// Links are numbered 0 .. 4p - 1: of each chunk p for activations and p for gradients, as
+// Links are numbered 0 .. 4p - 1. Each chunk has p for activations and p for gradients, as
 // pipeline_link_ends numbers them. Chunk 0's activations go up and chunk 1's down, gradients
-// the other way. Where the V turns there is no link.
+// the other way. The turn of the V needs no link.
 static inline int v_link_count(int p) {
     return 4 * p;
 }
