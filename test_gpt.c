@@ -1,6 +1,6 @@
-// test_gpt.c: runs the trainers as a user would, by their command line, and compares what they
-// leave behind (losses, norms, gradients, weights, checkpoints, error messages) with the fp64
-// reference, llmc/reference.h.
+// test_gpt.c: runs the trainers as a user would, by their command line. Compares their losses,
+// norms, gradients, weights, checkpoints and error messages with the fp64 reference,
+// llmc/reference.h.
 //
 //   test_gpt BUILD_DIR [GROUP]      for example: test_gpt build/cpu-fp32 golden
 //
@@ -449,7 +449,8 @@ typedef struct {
     const char *says;  // what the sentence must name
 } Refusal;
 
-// What options.h refuses is in dev/test/test_options.c; here is that a trainer stops then.
+// dev/test/test_options.c has all refusals of options.h. These rows test that a trainer
+// stops then.
 static const Refusal REFUSALS[] = {
     {"unknown flag", GOOD "--frobnicate 3", 2, "frobnicate"},
     {"flag of another trainer", GOOD "--pipeline 2", 2, "pipeline"},
@@ -472,7 +473,7 @@ static const Refusal REFUSALS[] = {
     {"--trace in no folder", GOOD "--trace nowhere/trace", 2, "nowhere/trace"},
 };
 
-// What train_offload refuses besides.
+// More refusals of train_offload.
 static const struct {
     Refusal refusal;
     const char *env;
@@ -486,8 +487,8 @@ static const struct {
      "CPU_HOST_MEMORY=0.01"},
 };
 
-// Model folders that are refused, made by damaging a good one: one or two of each file, of which
-// test_checkpoint.c has all faults.
+// Model folders that are refused, made by damaging a good one: one or two faults of each file.
+// All faults are in test_checkpoint.c.
 typedef struct {
     const char *name;
     Damage damage;
@@ -895,11 +896,11 @@ typedef struct {
     double *one_rank;                     // gradients of the first row; NULL before
 } Case;
 
-// Rows of the same case, t, d, micro-batch, sequence and context parallelism and replicas must have
-// the same bits, whatever else they do differently, if all of them have stages or none has. With
-// and without, losses and gradients of the first step are the same but for the tied embedding,
-// whose two gradients are added in another order. train_fsdp sums over the ranks before it adds
-// micro-batches: with several of each it is a family of its own.
+// Rows of a family must have the same bits, whatever else they do differently. A family has the
+// same case, t, d, micro-batch, sequence and context parallelism and replicas, and all rows have
+// stages or none has. With and without stages, losses and gradients of the first step are the
+// same but for the tied embedding. Its two gradients are added in another order. train_fsdp sums
+// over the ranks before it adds micro-batches: with several of each it is a family of its own.
 typedef struct {
     int fixture, t, d, micro;
     bool sp, ranks_first;
@@ -1015,10 +1016,10 @@ static void row_flags(const Row *row, char flags[192], char name[128]) {
              row->flags);
 }
 
-// Did a run with messages launch all its kernels before training began? Prints the first that it
-// did not: on a GPU its loading may hang beside a message. Two are excused, as no message is in
-// flight then: AdamW comes behind the norm, and a sample synchronises before its products, which
-// have shapes of their own.
+// Returns true if a run with messages launched all its kernels before training began. Prints the
+// first that it did not: on a GPU its loading may hang beside a message. Two are excused, as no
+// message is in flight then. AdamW comes behind the norm. A sample synchronises before its
+// products, which have shapes of their own.
 static bool kernels_are_warm(const char *err) {
     static const char LATE[] = "first use after the warm-up: ";
     bool excused = false;  // AdamW must be there, or nothing has been listed
@@ -1123,9 +1124,9 @@ static void matrix_end(const Context *x, Matrix *m) {
     free(m);
 }
 
-// Lists that no schedule by name makes, for 2 stages and 8 micro-batches: whole backwards on
-// stage 0 beside halves on stage 1; and interleaved 1F1B by halves, on stage 0 at once, on stage
-// 1 with all weight steps at the end.
+// Lists that no schedule by name makes, for 2 stages and 8 micro-batches. The first has whole
+// backwards on stage 0 and split ones on stage 1. The second is interleaved 1F1B with split
+// backwards. Stage 0 runs weight steps at once, stage 1 all of them at the end.
 static const char HALVES_OF_ONE[] =
     "F0 F1 B0 F2 B1 F3 B2 F4 B3 F5 B4 F6 B5 F7 B6 B7; F0 B0 F1 B1 F2 W0 B2 F3 B3 F4 B4 F5 B5 F6 "
     "W1 B6 F7 B7 W2 "

@@ -1,6 +1,6 @@
-// check_trace.h: whether a --trace file tells what a training run must have done: on every rank
-// and in every step each forward and backward once, in an order that can be, and every message at
-// both its ends.
+// check_trace.h: checks a --trace file against its training run. On every rank and in every step
+// each forward and backward is there once, in a possible order. Every message is there at both
+// its ends.
 #ifndef LLMC_CHECK_TRACE_H
 #define LLMC_CHECK_TRACE_H
 
@@ -27,9 +27,9 @@ static inline int trace_by_start(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-// One event of a rank that computes, after `*clock`, where the one before it ended. done[micro *
-// v + chunk]: 1 after the forward, 2 after the backward. ran: how often each kind did before, in
-// this step.
+// Checks one event of compute on a rank. The one before ended at *clock, and *clock becomes this
+// one's end. done[micro * v + chunk] is 1 after the forward, 2 after the backward. ran: the
+// events of each kind before this one, in this step.
 static inline bool trace_check_event(const TracedRun *run, const TraceEvent *e, int kind,
                                      double *clock, unsigned char *done,
                                      const size_t ran[RAN_KINDS], Error *err) {

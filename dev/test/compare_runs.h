@@ -172,22 +172,22 @@ static inline void training_flags(char text[ARG_BYTES], const Training *h, const
 
 static inline double relative(double got, double want) { return fabs(got - want) / fabs(want); }
 
-// Bounds of relative errors (L2): the worst gradient tensor, all gradients together, a loss, a
-// norm, the worst weight tensor after updates, and all weights together.
+// Bounds of relative errors (L2), in this order: the worst gradient tensor, all gradients
+// together, a loss, a norm, the worst weight tensor after updates, all weights together.
 //
-// fp32: a bug shows as 1e-4 and more; 5e-7 is measured in the whole, 1.1e-6 in the worst tensor
-// of the deepest model.
+// fp32: a bug shows as 1e-4 and more. Measured are 5e-7 for all gradients together, and 1.1e-6
+// for the worst tensor of the deepest model.
 //
 // bf16: the reference sees the same rounded weights, so only activations and their gradients
-// differ by rounding. One rounding is wrong by at most u = 2^-9, in the root mean square by 0.41
-// u, and independent errors add like a random walk: n of them to 0.41 u sqrt(n). Along the
+// differ by rounding. One rounding is wrong by at most u = 2^-9, and by 0.41 u in the root mean
+// square. Independent errors add like a random walk: n of them to 0.41 u sqrt(n). Along the
 // residual stream forward and backward round twice a layer each, and the branches enter by their
 // share. With one layer's own roundings and the head's, n = 8 L + 60 describes all models of
 // these tests (L = 1 to 25). All gradients together may be 1.5 times as far off: 1.9% with 25
 // layers. One lost micro-batch of 24 is 4%. The worst tensor sums the fewest numbers: 2.4 times.
 // Errors at right angles to the gradient do not change its norm, and a loss averages over tokens.
-// A bias that started as 0 is nothing but updates, which follow the sign of its gradient: hence
-// the bound of the worst weight tensor.
+// A bias that started as 0 is nothing but updates, which follow the sign of its gradient. That
+// sets the bound of the worst weight tensor.
 //
 // Dropout rounds the branches once more at its mask, forward and backward, and leaves fewer
 // numbers whose errors average: n = 16 L + 60 for all gradients together. On 8 models of 4
@@ -429,9 +429,8 @@ static inline void check_refusal(Context *x, const Layout *layout, const char *n
 
 // ---- replicas --------------------------------------------------------------------------
 
-// A copy of the model on one node is out of date: the last rank, which a script starts in the
-// folder "stale", finds another "model" there. Nothing fails, and only --debug-replicas reports
-// it.
+// One node has a stale copy of the model. A script starts the last rank in the folder "stale",
+// which has another "model". Nothing fails, and only --debug-replicas reports it.
 static inline void check_stale(Context *x, const char *name, Layout layout, const char *flags,
                                const char *says) {
     static const char SCRIPT[] =

@@ -53,8 +53,8 @@ static inline int *read_shard(const char *path, size_t *count) {
     return tokens;
 }
 
-// A fault of a model folder. kind "config" or "header" (of model.safetensors): the first `from`
-// of that text becomes `to`. "cut": the file ends after `number` bytes.
+// A fault of a model folder. Kinds "config" and "header" (of model.safetensors) replace the
+// first `from` of that text by `to`. Kind "cut" ends the file after `number` bytes.
 typedef struct {
     const char *kind, *from, *to;
     uint64_t number;
@@ -143,8 +143,8 @@ static inline void write_model(const char *folder, const ParamTable *table, cons
 }
 
 // Reads every tensor of the table, by its name and a suffix, from a safetensors file into its
-// place in flat; the padding stays as it is. False, with the reason printed, if one cannot be
-// read.
+// place in flat. Leaves the padding as it is. Prints the reason and returns false if a tensor
+// cannot be read.
 static inline bool read_tensors(const char *path, const char *suffix, const ParamTable *table,
                                 double *flat) {
     SafeTensors file;

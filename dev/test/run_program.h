@@ -1,5 +1,6 @@
-// run_program.h: helpers of the tests of whole trainers: files, programs run by their command
-// line (alone or under mpirun, with a time limit), and their JSON Lines logs.
+// run_program.h: helpers for tests of whole trainers. They handle files, run programs by
+// their command line (alone or under mpirun, with a time limit), and read their JSON Lines
+// logs.
 #ifndef LLMC_RUN_PROGRAM_H
 #define LLMC_RUN_PROGRAM_H
 

@@ -1,6 +1,7 @@
-// test_5d.c: every gradient tensor of train_5d against the fp64 reference, at each of the five
-// dimensions alone and at several together; bits that the order of streams may not change;
-// checkpoints that another layout resumes; refusals. ALL=1: every pair, and all five.
+// test_5d.c: tests train_5d.
+//   Every gradient tensor agrees with the fp64 reference, with each of the five dimensions alone
+//   and with several together. ALL=1: with every pair, and with all five.
+//   The order of streams changes no bit. Another layout resumes a checkpoint. Bad input is refused.
 //
 //   test_5d BUILD_DIR [GROUP]      for example: test_5d build/cpu-fp32 layouts
 #define _GNU_SOURCE
@@ -12,7 +13,7 @@
 enum { L = 4, C = 32, NH = 8, KV = 4, F = 24, V = 200, T = 16, G = 8, STEPS = 2, E = 4, K = 2 };
 enum { EOT = V - 1 };  // documents begin with it
 
-// A kind of blocks. E 0: with an MLP; else experts, and what the command line says of them.
+// A kind of blocks: with an MLP if E is 0, else with experts, and with their options.
 typedef struct {
     const char *name;
     LlamaType type;
@@ -363,8 +364,9 @@ static Reference write_model_of(const Kind *kind, MoeLlama *m) {
     return ref;
 }
 
-// Returns how far the routers' two losses of the log's first step are from the reference's, or
-// INFINITY if a layer has no line, lacks choices, or dropped tokens without a bound for places.
+// Returns the error of the routers' two losses in the log's first step against the reference's.
+// Returns INFINITY if a layer has no line, lacks choices, or dropped tokens without a bound for
+// places.
 static double statistics_error(const Kind *kind, Reference *ref, const int *tokens) {
     double got = 0;
     size_t layers = 0;
@@ -436,8 +438,9 @@ static void test_row(TestContext *x, const Row *row, const int *tokens) {
     reference_free(&ref);
 }
 
-// Of eight sequences one is one document; in the others documents begin where the tokens of 2 or 4
-// ranks do, beside that, at the last token, at each token, or somewhere.
+// Writes tokens of sequences of eight kinds. The first is one document. In the others documents
+// begin at the first tokens of 2 or 4 ranks, beside these, at the last token, at each token, or
+// at random.
 static int *write_tokens(uint64_t seed) {
     size_t count = T * G * STEPS + 1;
     int *tokens = random_tokens(count, EOT, seed), *lengths = random_tokens(count, 5, seed + 1);
@@ -500,7 +503,8 @@ static void group_bits(TestContext *x) {
 
 // ---- group checkpoints -----------------------------------------------------------------
 
-// A checkpoint of all five dimensions goes on in others, and comes out as one rank's would.
+// Resumes a checkpoint of all five dimensions in other layouts. The results are one
+// rank's.
 static void group_checkpoints(TestContext *x) {
     static const Row places[] = {{MOE_DOCUMENTS, 1, 4, 1, 4, 2, 1, "", 0},
                                  {MOE_DOCUMENTS, 1, 1, 1, 1, 1, 2, "", 0}};

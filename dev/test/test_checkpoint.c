@@ -1,6 +1,6 @@
-// test_checkpoint.c: safetensors files and checkpoint folders: every layout writes the same files
-// and reads any other's bit for bit, and nothing that is wrong with a file, a disk or a moment
-// does more than end in one sentence.
+// test_checkpoint.c: tests safetensors files and checkpoint folders. Every layout writes the same
+// files and reads any other's bit for bit. Any fault of a file, a disk or a moment ends in one
+// error message and does no other harm.
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -344,7 +344,7 @@ typedef struct {
     bool fork;  // a process per rank, all at once
 } Layout;
 
-// What a rank has of a model: elements [lo, hi) of its table, in a checkpoint or a file at
+// A rank's part of a model: elements [lo, hi) of its table, in a checkpoint or a file at
 // `path`.
 typedef struct {
     const ParamTable *table;
@@ -1219,7 +1219,7 @@ static void test_order(void) {
           "and a larger count is later %s", err.text);
 }
 
-// The file of somebody, as it was written?
+// Returns true if the file is still as its owner wrote it.
 static bool is_mine(const char *path) {
     size_t bytes = 0;
     char *text = read_file(path, &bytes);

@@ -20,7 +20,7 @@
 static char folder[] = "build/test_log.XXXXXX";  // of the files below
 static const char *log_path, *trace_path;
 
-// A disk on which a file has room for so many bytes.
+// Lets no file grow beyond `bytes`, as on a full disk.
 static void limit_files(rlim_t bytes) {
     struct rlimit limit;
     signal(SIGXFSZ, SIG_IGN);
@@ -297,7 +297,8 @@ static void test_eval_lines(Check *c) {
     unlink(log_path);
 }
 
-// No line of an earlier run or of another one that goes on is lost, and a torn end is.
+// Tests that lines of an earlier run, and of another run that still writes, are kept. A
+// torn end is removed.
 static void test_kept_logs(Check *c) {
     static const char *const lines = "{\"step\":1,\"loss\":1}\n{\"step\":2,\"loss\":2}\n";
     static const struct { const char *tail; size_t bytes; bool torn;

@@ -1,6 +1,7 @@
-// test_muon.c: train_muon against the fp64 reference and against PyTorch at many layouts; bits that
-// no option may change; checkpoints at other numbers of ranks; bytes and memory by formulas;
-// refusals.
+// test_muon.c: tests train_muon.
+//   It agrees with the fp64 reference and with PyTorch at many layouts. Options that must not
+//   change bits change none. Other numbers of ranks resume checkpoints. Bytes and memory follow
+//   formulas. Bad input is refused.
 //
 //   test_muon BUILD_DIR [GROUP]      dev/test/run_muon.sh starts it
 #ifndef _GNU_SOURCE
@@ -104,9 +105,9 @@ static double pair_of(const cJSON *tensors, const char *name, int i) {
     return cJSON_IsNumber(item) ? item->valuedouble : NAN;
 }
 
-// Returns the worst distance of the tensors' norms and products from those in the file, as a
-// share of the norm. flat: laid out by the table. The keys' bias has a gradient of rounding
-// errors alone, and AdamW makes steps of them.
+// Returns the worst distance of the tensors' norms and products from the file's, as a share
+// of the norm. flat: laid out by the table. Skips the bias of q, k and v: the keys' part has
+// a gradient of rounding errors alone, and AdamW makes steps of them.
 static double golden_error(const ParamTable *table, const double *flat, const cJSON *tensors) {
     double worst = 0;
     for (size_t i = 0; i < table->count; i++) {
@@ -280,8 +281,9 @@ static const Bits BITS[] = {
     {"--overlap 0", "CPU_STREAM_ORDER=random:%d", 1},
 };
 
-// Without --clip: parts of a gradient's squares add up in another order than the whole's, and the
-// norm of gathered updates may differ by a rounding in double.
+// Compares bits without --clip. With it they may differ. Parts of a gradient's squares add up in
+// another order than the whole's. So the norm of gathered updates may differ by a rounding in
+// double.
 static void group_bits(Context *x) {
     char flags[ARG_BYTES], env[96];
     size_t count = G * T * STEPS + 1;

@@ -1,6 +1,6 @@
-// test_nccl.cu: NCCL over MPI. Started by mpirun with any number of ranks; dev/test/run_nccl.sh
-// runs it at several sizes and in its failing modes: `test_nccl deadlock`, `destroy`, `use WHAT`,
-// `mismatch KIND`, `absent`, `loop`, `exit`.
+// test_nccl.cu: tests NCCL over MPI. mpirun starts it with any number of ranks.
+// dev/test/run_nccl.sh runs it at several sizes. It also runs the failing modes: `test_nccl
+// deadlock`, `destroy`, `use WHAT`, `mismatch KIND`, `absent`, `loop`, `exit`.
 #include <nccl.h>
 #include <signal.h>
 
@@ -126,9 +126,10 @@ static double get(const char *p, size_t i, int type) {
     }
 }
 
-// Sums of floats and of bf16 are rounded to float at every addition; a double that is rounded has
-// a float's sum. In the order of ranks, or of a ring: an element begins behind its owner, who
-// owns `chunk` of them or is the root, and ends there.
+// Returns the reduction of all ranks' inputs. Sums of floats and of bf16 are rounded to float at
+// every addition. A double that is rounded has the same sum. The order is the ranks' or a
+// ring's. On a ring an element begins behind its owner and ends there. A rank owns `chunk`
+// elements, or the root owns all.
 static std::vector<char> reduced(const std::vector<std::vector<char>> &inputs, size_t count,
                                  int type, int redop, const std::vector<int> &ring = {},
                                  size_t chunk = 1, int root = -1) {
@@ -261,8 +262,11 @@ static void test_ring_orders(ncclComm_t world, cudaStream_t stream) {
     nccl_mpi::state().order = {false, false, 0};
 }
 
-// Send and receive: a ring in one group, two messages each way with one peer in one group (p = 2
-// interleaved), to oneself, and outside of groups where even ranks send first.
+// Tests send and receive:
+//   a ring in one group.
+//   two messages each way with one peer in one group (p = 2 interleaved).
+//   a message to oneself.
+//   messages outside of groups, which even ranks send first.
 static void test_point_to_point(ncclComm_t comm, cudaStream_t stream, const char *paths) {
     int n = world_size, rank = world_rank;
     bool ok = true;

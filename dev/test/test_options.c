@@ -6,7 +6,7 @@
 
 enum { ALL = OPTIONS_TENSOR | OPTIONS_PIPELINE | OPTIONS_DATA, MAX_WORDS = 64 };
 
-// Parses a command line of words separated by blanks; '' stands for an empty word.
+// Parses a command line of words separated by blanks; '' is an empty word.
 static bool parse(Options *o, const char *line, unsigned sections, Error *err) {
     static char text[4096];  // options keep pointers into it
     static char program[] = "train_gpt", empty[] = "";

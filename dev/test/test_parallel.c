@@ -1,6 +1,7 @@
-// test_parallel.c: behaviour of several ranks beyond right numbers, which test_gpt.c checks. They
-// resume each other's checkpoints, keep their replicas equal, send as many bytes and hold as many
-// as the papers say, survive any order of streams and messages, and refuse together.
+// test_parallel.c: tests the behaviour of several ranks beyond right numbers, which test_gpt.c
+// checks. They resume each other's checkpoints and keep their replicas equal. They send as many
+// bytes and hold as many as the papers say. They survive any order of streams and messages, and
+// refuse bad input together.
 //
 //   test_parallel BUILD_DIR [GROUP]      for example: test_parallel build/cpu-fp32 traffic
 //
@@ -88,8 +89,8 @@ static const char FOUR_STEPS[] =
     "--save-every 2 --keep 0 --log log";
 
 // Returns the error of a folder's weights and optimizer against one rank's, as a share of the
-// allowed: twice the bounds of the worst tensor and of all together, because both may be so far
-// from the reference. Names the furthest tensor.
+// allowed error. That is twice the bounds of the worst tensor and of all together, because both
+// sides may be off by the bound. Names the furthest tensor.
 static double checkpoint_error(const Context *x, const char *folder, const char *base,
                                const char **what) {
     const ParamTable *table = &x->golden.table;
@@ -248,8 +249,8 @@ static void group_replicas(Context *x) {
 // ---- group sums: NCCL's orders of additions --------------------------------------------
 
 // Properties that hold when a sum begins at another rank in every part of a buffer, as on NCCL's
-// ring. d > 2: a + b is b + a, but sums of three differ. Rows behind a first one must have its
-// bits.
+// ring. They need d > 2: a + b is b + a, but sums of three differ. Rows behind a first one must
+// have its bits.
 typedef struct {
     Grid grid;
     const char *order;
@@ -420,7 +421,7 @@ static int replicas_of(const Grid *g) {
     return flag ? atoi(flag + strlen("--replicas ")) : 1;
 }
 
-// True for train_v: two chunks a stage, of which the second ones come down again.
+// Returns true for train_v: two chunks a stage, and the second ones come down again.
 static bool is_v(const Grid *g) { return strcmp(g->trainer, "v") == 0; }
 
 // Parameters of the rank of tensor rank 0 on a stage; all tensor ranks have as many. In a V the
@@ -460,10 +461,11 @@ static int context_of(const Grid *g) {
     return flag ? atoi(flag + strlen("--context ")) : 1;
 }
 
-// What the ranks of a sequence send, in `all` micro-batches of N tokens together: Ulysses four
-// all-to-alls a layer, two of q, k and v or their gradients, two of the output or its gradient;
-// the ring keys and values c - 1 times forward and backward, and their gradients in fp32 c times.
-// --recompute layer sends forward's twice, rest only q, k and v.
+// Returns the messages of the ranks of a sequence, in `all` micro-batches of N tokens together.
+//   Ulysses   four all-to-alls a layer: two of q, k and v or their gradients, two of the output
+//             or its gradient.
+//   Ring keys and values c - 1 times forward and backward, their gradients in fp32 c times.
+// Option --recompute layer sends forward's messages twice, and rest only its q, k and v.
 static Traffic expected_context(const Grid *g, double all, double N, double w) {
     double c = context_of(g), layers = all * TL * c, part = N * TC / c;  // layers: of all ranks
     double whole = has(g, "--recompute layer"), qkv = has(g, "--recompute");
@@ -484,17 +486,17 @@ static Counts expected_traffic(const Grid *g, int micro, size_t width) {
     double t = g->t, d = g->d, w = (double)width, m = TG / (micro * d), N = micro * TT,
            X = N * TC * w;
     c.by[CONTEXT][SEND] = expected_context(g, TSTEPS * TG / micro, N, w);
-    // A message for each step from chunk to chunk; where a V turns there is none.
+    // A message for each step from chunk to chunk, but none at the turn of a V.
     double messages = 2 * (is_v(g) ? 2 * g->p - 2 : g->p * g->v - 1);
     double steps = TSTEPS, all = steps * d * m, L = TL;
     bool sp = sequence_parallel(g);
     double halves = is_v(g) ? 2 : 1, again = has(g, "--recompute") ? halves : 0;
     Traffic *tensor = c.by[TENSOR], layers[NUM_OPS];
     memset(layers, 0, sizeof layers);
-    // Layers: g and f of both halves, forward and backward: 4 all-reduces, and one g more when
-    // forward is recomputed. Under sequence parallelism each is a reduce-scatter and an
-    // all-gather; and backward gathers the layernorms' outputs again, twice a layer, as each rank
-    // keeps only its rows of them. In two halves a backward recomputes in both, and the second one
+    // Layers: g and f of both halves, forward and backward, are 4 all-reduces. Recomputation of
+    // forward adds one g. Under sequence parallelism each is a reduce-scatter and an all-gather.
+    // Then backward also gathers the layernorms' outputs again, twice a layer, as each rank keeps
+    // only its rows of them. A split backward recomputes in both halves, and the second one
     // gathers g's gradients again.
     if (!sp) {
         add_all_reduces(&layers[ALL_REDUCE], all * L * (4 + again), t, X);
@@ -714,9 +716,9 @@ static void memory_over_tensor(Context *x, double MiB) {
             start_of(&g, &s);
             Memory m = dry_run(x, &g, LARGE "--layers 8 --micro-batch 4");
             Memory half = dry_run(x, &g, LARGE "--layers 4 --micro-batch 4");
-            // ln1, residual2, ln2 and the residual stream are (N, C); qkv, atty, fch and its GELU
-            // together (N, 12 C / t); then the statistics of two layernorms and attention's
-            // log-sum-exps.
+            // ln1, residual2, ln2 and the residual stream are (N, C) each. qkv, atty, fch and its
+            // GELU are (N, 12 C / t) together. The statistics of two layernorms and attention's
+            // log-sum-exps are added.
             double rows = sp ? t : 1, layer = N * C * w * (4 / rows + 12.0 / t) + 16 * N / rows;
             layer += B * NH * (double)T * 4 / t;
             double replicated = 0, elements = rank_elements(&g, &config, &replicated);
@@ -806,8 +808,9 @@ static void memory_over_data(Context *x, double MiB) {
     }
 }
 
-// train_fsdp keeps 1/d of all, with replicas r/d, and windows: for the gradients of two layers, the
-// embeddings and ln_f, and for as many weights, or with --shard 2 for all of them.
+// train_fsdp keeps 1/d of all, or r/d with replicas, and windows. There are windows for the
+// gradients of two layers, the embeddings and ln_f. There are as many for weights, or with
+// --shard 2 for all weights.
 static void memory_over_shards(Context *x, double MiB) {
     GPTConfig config = {8, 1024, 16, 50257, padded_vocabulary(50257), 512, NULL};
     double w = x->bf16 ? 2 : 4;
@@ -874,9 +877,10 @@ static void memory_over_schedules(Context *x) {
           "memory: interleaved 1F1B keeps 11 half micro-batches");
 }
 
-// A split backward keeps, for each layer of each micro-batch in flight the gradients of its
-// output and of residual2, (N, C) each, of fch (N, 4C) and of qkv (N, 3C). zb-h1 has p
-// micro-batches in flight, zb-auto as many as it is allowed, at most 2p of itself.
+// For each layer of each micro-batch in flight, a split backward keeps four gradients:
+// its output's and residual2's, (N, C) each, fch's (N, 4C) and qkv's (N, 3C). Schedule
+// zb-h1 has p micro-batches in flight. Schedule zb-auto has as many as it is allowed, by
+// default at most 2p.
 static void memory_over_halves(Context *x) {
     enum { P = 4, M = 16, LAYERS = 2 };  // of a stage
     if (P > max_ranks(x)) return;

@@ -1,7 +1,7 @@
-// test_pipeline.c: proves the schedules of llmc/pipeline.h, zero_bubble.h and v_schedules.h, those
-// of text files, and the rules by which a trainer executes them, for all legal p <= 16, m <= 64,
-// v <= 8 (fewer with a sanitizer, and fewer m with a split backward), and shows that wrong lists
-// and wrong rules are noticed.
+// test_pipeline.c: proves the schedules of llmc/pipeline.h, zero_bubble.h, v_schedules.h and text
+// files, and the rules by which a trainer executes them. The proof is for all legal p <= 16, m <=
+// 64, v <= 8 (fewer with a sanitizer, and fewer m with a split backward). Other tests show that
+// wrong lists and wrong rules are noticed.
 #include <stdio.h>
 #include <time.h>
 
@@ -387,9 +387,9 @@ static void test_wrong_lists(void) {
 }
 
 // GPipe as in its paper, the newest micro-batch first: a stack. The streams run it to the right
-// end with every message in its place, and yet it would train wrongly: micro-batch 0's backward,
-// which overwrites the gradients, comes last, and the buckets are reduced after the first. At
-// every p, since one stage has no link that could tell.
+// end with every message in its place, and yet it would train wrongly. Micro-batch 0's backward
+// overwrites the gradients, and here it comes last. The buckets are reduced after the first.
+// Tests every p, since one stage has no link that could tell.
 static void test_reversed_backwards(void) {
     for (int p = 1; p <= 4; p++) {
         Lists l;
@@ -427,8 +427,8 @@ static void test_proof_is_quick(void) {
           1e3 * bound);
 }
 
-// Steps that no micro-batch, chunk or kind has, at every place of a list: refused, and nothing
-// outside of the proof's own tables is touched (the sanitized build sees it).
+// Tries steps with a wrong micro-batch, chunk or kind at every place of a list. All are
+// refused. The proof touches nothing outside of its own tables: the sanitized build sees it.
 static void test_out_of_range(void) {
     enum { M = 4, V = 2, P = 2 };
     static const int micros[] = {-1, M, INT_MAX, INT_MIN}, chunks[] = {-1, V, INT_MAX, INT_MIN},
@@ -531,8 +531,9 @@ static bool backwards_ascend(const Lists *l) {
     return true;
 }
 
-// Random damage to right lists, to one stage or the same to all: pipeline_prove must say yes
-// exactly when the streams come to the right end and the gradients are summed in their order.
+// Damages right lists at random, on one stage or the same on all. The function
+// pipeline_prove must accept exactly the lists whose streams come to the right end and whose
+// gradients are summed in order.
 static void test_mutants(void) {
     uint64_t random = 1;
     size_t accepted = 0, refused = 0, differ = 0, order_alone = 0;
@@ -574,8 +575,8 @@ static void test_mutants(void) {
 
 // ---- zero bubble -----------------------------------------------------------------------
 
-// zb-h1 may not run more forwards ahead: stage s holds p micro-batches, and with one more forward
-// before its first backward it would hold p + 1, more than any stage of 1f1b.
+// Schedule zb-h1 may not run more forwards ahead. Stage s holds p micro-batches. With one more
+// forward before its first backward it would hold p + 1, more than any stage of 1f1b.
 static void test_h1_limit(void) {
     bool limit = true;
     for (int p = 2; p <= MAX_P; p++) {
@@ -684,8 +685,8 @@ static void test_v_refused(void) {
     }
 }
 
-// Lists by hand. The message of the turn is no message, but its order counts; and each link of a
-// V is a chunk's own, so that a stage may take chunk 1 before chunk 0.
+// Tries lists by hand. The turn sends no message, but its order counts. Each link of a V belongs
+// to one chunk, so a stage may take chunk 1 before chunk 0.
 static void test_v_lists(void) {
     static const struct {
         const char *name, *text, *part;  // part: of the refusal, or NULL

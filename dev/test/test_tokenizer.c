@@ -1,5 +1,5 @@
-// test_tokenizer.c: bytes, byte-level BPE from tokenizer.json, damaged tokenizer files, and
-// drawing from logits.
+// test_tokenizer.c: tests bytes, byte-level BPE from tokenizer.json, damaged tokenizer
+// files, and drawing from logits.
 //
 //   test_tokenizer                  the tests
 //   test_tokenizer --fixture FILE [KIND]  writes the small tokenizer.json of the tests: gpt2,
@@ -17,8 +17,7 @@
 static Check checks;
 static char path[256];
 
-// Merges as GPT-2's file has them, a line each: \304\240 stands for a blank, \304\212 for the end
-// of a line.
+// Merges as GPT-2's file has them, a line each. \304\240 is a blank, \304\212 the end of a line.
 static const char MERGES[] =
     "h e\nl l\nhe ll\nhell o\n\304\240 w\no r\n\304\240w or\nl d\n\304\240wor ld\n"
     "\304\240 \304\240\n' s\n1 2\n\303\203 \302\251\n\304\212 \304\212\na a\naa a\n"
@@ -78,7 +77,8 @@ static void print_merges(char *out, const char *merges, size_t first, const char
     sprintf(out, "]}}");
 }
 
-// How the models of train_llama split text into words, and what they do before and after that.
+// The rules of train_llama's models: how text is normalised and split into words, and if
+// merges are ignored.
 #define BYTE_LEVEL(regex)                                                       \
     "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":true," \
     "\"use_regex\":" regex "}"
@@ -571,8 +571,8 @@ static void apply_edit(cJSON *root, const cJSON *edit) {
     }
 }
 
-// Opens the file at `path`, and returns whether the text has the tokens of the package
-// tokenizers, or the refusal names the key or the object that it stands in.
+// Opens the file at `path`. Returns true if the text has the tokens of the package
+// tokenizers, or if the refusal names the key or its object.
 static bool key_is_kept(const cJSON *line, bool plain) {
     Tokenizer tk;
     Error err = {""};
@@ -602,8 +602,8 @@ static bool key_is_kept(const cJSON *line, bool plain) {
     return same;
 }
 
-// Turns on every key that the format has, and one more in each object, as
-// dev/data/golden_tokenizers.py has done: none is passed over without a word.
+// Turns on every key of the format, and one more in each object, as
+// dev/data/golden_tokenizers.py has done. No key is ignored silently.
 static void test_keys(void) {
     Error err;
     size_t bytes, count = 0, kept = 0, reads = 0;
