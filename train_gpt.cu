@@ -46,7 +46,7 @@ struct Acts {
 };
 
 struct GPT : Trainer {
-    Acts acts;          // of the micro-batch at hand
+    Acts acts;          // of the current micro-batch
 
     // The loss has the largest buffer, so its gradient takes the place of the logits.
     floatX *logits;     // (N, Vl)      become their own gradient
@@ -127,8 +127,9 @@ static void layout(GPT *m) {
 // ----------------------------------------------------------------------------------------
 // Forward and backward
 
-// One layer, x (Nl, C) -> out (Nl, C). Attention lets each token look at those before it,
-// the MLP looks at each token alone, and both add what they found to the residual stream.
+// Runs one layer, x (Nl, C) -> out (Nl, C). Attention lets each token look at the tokens
+// before it. The MLP looks at each token alone. Both add their results to the residual
+// stream.
 static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const floatX *x,
                           size_t B, size_t T) {
     size_t N = B * T, Nl = N / m->sp;
@@ -159,10 +160,10 @@ static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const flo
                      drop(m, DROPOUT_FCPROJ, l));
 }
 
-// One layer, from its end to its beginning: dresidual (Nl, C), the gradient of its output,
-// becomes that of its input x. The gradient of a matrix product is two products, one for
-// its input and one for its weight. Gradients of weights are sums over the micro-batches:
-// the first one writes them, the others add (add).
+// Runs one layer backward. dresidual (Nl, C), the gradient of its output, becomes the
+// gradient of its input x. The gradient of a matrix product is two products, one for its
+// input and one for its weight. Gradients of weights are sums over the micro-batches: the
+// first one writes them, the others add to them (add).
 static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool add) {
     size_t B = m->B, T = m->T;
     size_t N = B * T, Nl = N / m->sp;
@@ -211,8 +212,8 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
                        x, w[LN1W], a->ln1, Nl, C, add, s);
 }
 
-// Tokens (B, T) -> lnf (Nl, C). The residual stream begins with a token's row of wte and
-// its position's row of wpe.
+// Runs the layers, tokens (B, T) -> lnf (Nl, C). The residual stream begins with a
+// token's row of wte and its position's row of wpe.
 static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, int micro) {
     size_t N = B * T, Nl = N / m->sp;
     size_t C = m->config.C, L = m->config.L;
@@ -232,9 +233,9 @@ static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, i
     layernorm_forward(acts->lnf, acts->residual[L], w[LNFW], w[LNFB], Nl, C, s);
 }
 
-// lnf (Nl, C) -> the micro-batch's losses. To train, the logits become their own gradient,
-// softmax minus target. The gradient of the last layer's output goes to dresidual (Nl, C).
-// Both are gradients of the step's mean loss.
+// Computes the micro-batch's losses from lnf (Nl, C). To train, the logits become their
+// own gradient, softmax minus target. The gradient of the last layer's output goes to
+// dresidual (Nl, C). Both are gradients of the step's mean loss.
 static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
                               bool training) {
     size_t N = m->B * m->T, Nl = N / m->sp;
@@ -257,7 +258,7 @@ static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
     classifier_gradient(losses, m->logits, m->row_max, sum, target, targets,
                         m->dloss, N, V, Vl, V0, training, s);
 
-    // Losses are summed in double and in a fixed order, as all that has to be reproducible.
+    // Losses are summed in double and in a fixed order, so that the sum is reproducible.
     loss_sum(&m->loss_sums[micro], losses, N, s);
     if (!training) return;
 
@@ -289,7 +290,7 @@ static void backward(GPT *m, Acts *acts, const int *inputs, int micro) {
 }
 
 // Runs all micro-batches of the global batch: with backward to train, without to validate.
-// A micro-batch is as much as memory has room for; the gradients of all are summed.
+// A micro-batch is as large as memory allows. The gradients of all are summed.
 static void run_batch(GPT *m, bool training) {
     for (size_t micro = 0; micro < m->micros; micro++) {
         size_t at = micro * m->B * m->T;
@@ -304,8 +305,8 @@ static void run_batch(GPT *m, bool training) {
 // ----------------------------------------------------------------------------------------
 // The run
 
-// One step over the next global batch: forward, backward and update. The norm of all
-// gradients together says whether AdamW is to clip them.
+// Runs one step over the next global batch: forward, backward and update. The norm of all
+// gradients together decides if AdamW clips them.
 static void train_step(GPT *m) {
     StepReport report = trainer_begin_step(m);
     run_batch(m, true);
@@ -332,8 +333,8 @@ int main(int argc, char **argv) {
     trainer_allocate(m, layout);
     trainer_start(m);
 
-    // Between two steps come validation, a checkpoint and a sample of text, if they are due:
-    // each of the functions that are asked knows when.
+    // Between two steps come validation, a checkpoint and a sample of text, each when it is
+    // due.
     for (;;) {
         while (validation_goes_on(m))
             run_batch(m, false);

@@ -65,10 +65,10 @@ struct LinkEnd {
 
 struct GPT : Trainer {
     ncclComm_t tensor;            // the t ranks that share each layer
-    cudaStream_t tensor_stream;   // for those of their collectives that overlap compute
-    cudaEvent_t computed;         // what such a collective reads has been written
-    cudaEvent_t reduced_ready;    // dreduced has
-    cudaEvent_t gathered_ready;   // gathered has
+    cudaStream_t tensor_stream;   // for its collectives that overlap compute
+    cudaEvent_t computed;         // the input of such a collective is written
+    cudaEvent_t reduced_ready;    // dreduced is written
+    cudaEvent_t gathered_ready;   // gathered is written
 
     ncclComm_t embedding;   // first and last stage, which both hold wte; else NULL
     LinkEnd receive[2];     // of activations and of gradients, by StepKind
@@ -89,8 +89,8 @@ struct GPT : Trainer {
     floatX *dnorm;      // (N, C)       gradient of a layernorm's output; (N, A) of atty
     floatX *reduced;    // (Nl, C)      proj, summed over the ranks: in its place if Nl = N
     floatX *dreduced;   // (Nl, C)      and dnorm
-    floatX *gathered;   // (N, C)       rows of all ranks: what f hands over
-    floatX *dgathered;  // (N, C)       and what g hands over in backward
+    floatX *gathered;   // (N, C)       rows of all ranks: f's output
+    floatX *dgathered;  // (N, C)       and g's output in backward
     floatX *dqkv;       // (N, 3A)
     floatX *dfch;       // (N, F)
     float *dattention;  // (B, NHl, T)  scratch of attention's backward pass
@@ -341,12 +341,12 @@ static void link_send(GPT *m, StepKind kind, const floatX *x, size_t N, int micr
     CUDA_CHECK(cudaEventRecord(end->emptied[b], end->stream));
 }
 
-// The chunk that starts from tokens.
+// Returns true for the chunk that starts from tokens.
 static bool is_first(const GPT *m, size_t chunk) {
     return m->table.shard.embedding && chunk == 0;
 }
 
-// The chunk that ends in the loss.
+// Returns true for the chunk that ends in the loss.
 static bool is_last(const GPT *m, size_t chunk) {
     return m->table.shard.head && chunk == m->plan.chunks - 1;
 }
@@ -354,8 +354,9 @@ static bool is_last(const GPT *m, size_t chunk) {
 // ----------------------------------------------------------------------------------------
 // Forward and backward
 
-// One layer, x (Nl, C) -> out (Nl, C). Attention lets each token look at those before it,
-// the MLP looks at each token alone, and both add what they found to the residual stream.
+// Runs one layer, x (Nl, C) -> out (Nl, C). Attention lets each token look at the tokens
+// before it. The MLP looks at each token alone. Both add their results to the residual
+// stream.
 static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const floatX *x,
                           size_t B, size_t T) {
     size_t N = B * T, Nl = N / m->sp;
@@ -390,10 +391,10 @@ static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const flo
                      drop(m, DROPOUT_FCPROJ, l));
 }
 
-// One layer, from its end to its beginning: dresidual (Nl, C), the gradient of its output,
-// becomes that of its input x. The gradient of a matrix product is two products, one for
-// its input and one for its weight. Gradients of weights are sums over the micro-batches:
-// the first one writes them, the others add (add).
+// Runs one layer backward. dresidual (Nl, C), the gradient of its output, becomes the
+// gradient of its input x. The gradient of a matrix product is two products, one for its
+// input and one for its weight. Gradients of weights are sums over the micro-batches: the
+// first one writes them, the others add to them (add).
 static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool add) {
     size_t B = m->B, T = m->T;
     size_t N = B * T, Nl = N / m->sp;
@@ -450,7 +451,7 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
                        x, w[LN1W], a->ln1, Nl, C, add, s);
 }
 
-// One chunk: tokens (B, T), or residual[0] of the chunk before -> lnf (Nl, C), or
+// Runs one chunk: tokens (B, T), or residual[0] from the chunk before -> lnf (Nl, C), or
 // residual[L] for the next one. The residual stream begins with a token's row of wte and
 // its position's row of wpe. A rank looks up the tokens of its part of the vocabulary, and
 // rank 0 adds the positions.
@@ -480,11 +481,11 @@ static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, i
     layernorm_forward(acts->lnf, acts->residual[L], w[LNFW], w[LNFB], Nl, C, s);
 }
 
-// lnf (Nl, C) -> the micro-batch's losses. To train, the logits become their own gradient,
-// softmax minus target. The gradient of the last layer's output goes to dresidual (Nl, C).
-// Both are gradients of the step's mean loss. Every rank has the logits of its part of the
-// vocabulary. Only three numbers a token travel: maximum, sum of exponentials, logit of the
-// target.
+// Computes the micro-batch's losses from lnf (Nl, C). To train, the logits become their own
+// gradient, softmax minus target. The gradient of the last layer's output goes to dresidual
+// (Nl, C). Both are gradients of the step's mean loss. Every rank has the logits of its
+// part of the vocabulary. Only three numbers a token travel: maximum, sum of exponentials,
+// logit of the target.
 static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
                               bool training) {
     size_t N = m->B * m->T, Nl = N / m->sp;
@@ -512,7 +513,7 @@ static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
     classifier_gradient(losses, m->logits, m->row_max, sum, target, targets,
                         m->dloss, N, V, Vl, V0, training, s);
 
-    // Losses are summed in double and in a fixed order, as all that has to be reproducible.
+    // Losses are summed in double and in a fixed order, so that the sum is reproducible.
     loss_sum(&m->loss_sums[micro], losses, N, s);
     if (!training) return;
 
@@ -526,8 +527,8 @@ static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
 }
 
 // Computes the gradients of one chunk's layers and embeddings. Takes dresidual (Nl, C) as
-// loss_and_gradient or the next chunk has left it. The matrix The matrix wte has two
-// uses: the lookup's gradient adds to the head's.
+// loss_and_gradient or the next chunk has left it. The matrix wte has two uses: the
+// lookup's gradient adds to the head's.
 static void backward(GPT *m, Acts *acts, const int *inputs, int micro, int chunk) {
     size_t B = m->B, T = m->T, Nl = B * T / m->sp;
     size_t C = m->config.C, L = m->plan.count[chunk], first = m->plan.first[chunk];
@@ -547,7 +548,7 @@ static void backward(GPT *m, Acts *acts, const int *inputs, int micro, int chunk
                      add, s);
 }
 
-// A forward or a backward with its messages: from the neighbour, and to the next one.
+// Run a forward or a backward with its messages: from one neighbour, and to the next one.
 static void forward_step(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, int micro,
                          int chunk) {
     if (!is_first(m, chunk))
@@ -589,8 +590,8 @@ static void run_batch(GPT *m, bool training) {
 // ----------------------------------------------------------------------------------------
 // The run
 
-// One step over the next global batch: forward, backward and update. The norm of all
-// gradients together says whether AdamW is to clip them.
+// Runs one step over the next global batch: forward, backward and update. The norm of all
+// gradients together decides if AdamW clips them.
 static void train_step(GPT *m) {
     StepReport report = trainer_begin_step(m);
 
@@ -622,7 +623,7 @@ static void sample_token(GPT *m) {
     sample_append(m, m->logits, m->tensor);
 }
 
-// Makes one end of a link, but for its communicator.
+// Makes one end of a link, without its communicator.
 static void link_end_create(GPT *m, LinkEnd *end, const char *track) {
     end->stream = stream_create(m, track, true);
     for (int b = 0; b < PIPELINE_BUFFERS; b++) {
@@ -672,8 +673,8 @@ int main(int argc, char **argv) {
     connect(m);
     trainer_start(m);
 
-    // Between two steps come validation, a checkpoint and a sample of text, if they are due:
-    // each of the functions that are asked knows when.
+    // Between two steps come validation, a checkpoint and a sample of text, each when it is
+    // due.
     for (;;) {
         while (validation_goes_on(m))
             run_batch(m, false);

@@ -83,7 +83,7 @@ struct LayerActs {
     floatX *expert_in;  // (R, C)       the tokens of e ranks that came to this rank's experts
     floatX *fch;        // (R, G F)     gate|up, or up alone
     floatX *fch_act;    // (R, F)       behind the activation
-    floatX *expert_out; // (R, C)       what all experts have made of this rank's tokens
+    floatX *expert_out; // (R, C)       results of all experts for this rank's tokens
 };
 
 // A micro-batch keeps these from its forward to its backward pass.
@@ -106,7 +106,7 @@ struct LinkEnd {
 };
 
 struct GPT : Trainer {
-    MoeLlama model;               // what GPTConfig lacks
+    MoeLlama model;               // the sizes that GPTConfig lacks
     Llama &llama = model.llama;
     Options5D flags;
     size_t HS;                    // channels of a head
@@ -120,7 +120,7 @@ struct GPT : Trainer {
     double *scores;               // [micros][c] pairs of a query and a key that it sees
     int *whole_first;             // [cT] the first key of each token of a sequence
     int eot;                      // the token that a document begins with, or -1
-    ContextKeys keys;             // of the micro-batch at hand
+    ContextKeys keys;             // of the current micro-batch
 
     // Context parallelism: c of the data ranks share each sequence.
     ContextRanks context;
@@ -131,10 +131,10 @@ struct GPT : Trainer {
     MoeStatistics statistics;     // for --log
 
     ncclComm_t tensor;            // the t ranks that share each layer
-    cudaStream_t tensor_stream;   // for those of their collectives that overlap compute
-    cudaEvent_t computed;         // what such a collective reads has been written
-    cudaEvent_t reduced_ready;    // dreduced has
-    cudaEvent_t gathered_ready;   // gathered has
+    cudaStream_t tensor_stream;   // for its collectives that overlap compute
+    cudaEvent_t computed;         // the input of such a collective is written
+    cudaEvent_t reduced_ready;    // dreduced is written
+    cudaEvent_t gathered_ready;   // gathered is written
 
     ncclComm_t embedding;   // first and last stage, which both hold wte; else NULL
     LinkEnd receive[2];     // of activations and of gradients, by StepKind
@@ -143,7 +143,7 @@ struct GPT : Trainer {
 
     ncclComm_t data;               // the d ranks that hold the same part of the model
     cudaStream_t data_stream;
-    cudaEvent_t bucket_done;       // what is reduced or gathered next has been written
+    cudaEvent_t bucket_done;       // the next bucket to reduce or gather is written
     cudaEvent_t reduced_all;       // all buckets are reduced
     cudaEvent_t *gathered_bucket;  // [buckets] its weights are up to date on every data rank
 
@@ -161,8 +161,8 @@ struct GPT : Trainer {
     floatX *dnorm;      // (N, C)       gradient of a layernorm's output; (N, A) of atty
     floatX *reduced;    // (Nl, C)      proj, summed over the ranks: in its place if Nl = N
     floatX *dreduced;   // (Nl, C)      and dnorm
-    floatX *gathered;   // (N, C)       rows of all ranks: what f hands over
-    floatX *dgathered;  // (N, C)       and what g hands over in backward
+    floatX *gathered;   // (N, C)       rows of all ranks: f's output
+    floatX *dgathered;  // (N, C)       and g's output in backward
     floatX *dqkv;       // (N, S)
     floatX *dfch;       // (R, G F)
     floatX *dact;       // (R, F)
@@ -184,7 +184,7 @@ static void set_sizes(GPT *m, size_t t) {
     m->head = m->llama.tied ? (int)WTE : (int)HEADW;
 }
 
-// The ranks that hold a bucket alike, and this rank's part of it.
+// The ranks that hold the same bucket, and this rank's part of it.
 struct Holders {
     ncclComm_t comm;
     size_t count;  // ranks
@@ -192,8 +192,8 @@ struct Holders {
     size_t mine;   // and where this rank's part begins
 };
 
-// All d ranks hold a bucket alike, those that share a sequence, too. One of experts is held
-// by every e-th of them: by one rank of each group that shares the experts out.
+// Returns the holders of bucket b: all d ranks, also if they share a sequence, or for
+// experts every e-th of them. That is one rank of each group that shares the experts out.
 static Holders holders(const GPT *m, size_t b) {
     bool experts = m->moe.E && bucket_of_experts(&m->table, b);
     size_t e = experts ? m->experts.e : 1;
@@ -216,9 +216,9 @@ static size_t layer_bucket(const GPT *m, size_t l) {
     return BUCKET_LAYERS + l * (m->moe.E ? 2 : 1);
 }
 
-// Takes this rank's part of every layer of its stage, and of the vocabulary; of experts 1/e,
-// each cut over the tensor ranks. Of the reduced gradients it owns its part of each bucket,
-// and with ZeRO that much of the optimizer, too.
+// Takes this rank's part of every layer of its stage, and of the vocabulary. It holds 1/e of
+// the experts, each cut over the tensor ranks. It owns its part of the reduced gradients of
+// each bucket, and with ZeRO the same part of the optimizer.
 static void shard(GPT *m) {
     size_t t = m->grid.t;
     trainer_sizes(m, t);
@@ -303,8 +303,8 @@ static void layout_acts(GPT *m, Arena *arena, Acts *acts) {
         take_layernorm(arena, &acts->lnf, Nl, C);
 }
 
-// Makes w[l][FCW] and so on those of the first expert that this rank holds. The others
-// follow in steps of expert_step.
+// Points w[l][FCW] and so on to the weights of the first expert that this rank holds. The
+// others follow in steps of expert_step.
 static void first_experts(GPT *m) {
     for (size_t i = m->table.count; i-- > 0;) {
         const Tensor *x = &m->table.tensors[i];
@@ -400,13 +400,13 @@ static void find_keys(GPT *m, Context cut, size_t i, const int *tokens, size_t T
     context_rows(cut, m->host_first, m->scores, first, i, m->B, T);
 }
 
-// The trainer shows each sequence of a batch that it reads.
+// Takes each sequence of a batch that the trainer reads.
 static void see_sequence(Trainer *trainer, size_t i, const int *tokens) {
     GPT *m = static_cast<GPT *>(trainer);
     find_keys(m, m->flags.context, i, tokens, m->T);
 }
 
-// The warm-up, and a simulation, see sequences of one document.
+// Prepares the warm-up and simulations, which see sequences of one document.
 static void start_keys(GPT *m) {
     size_t sequences = m->micros * m->B;
     int *tokens = NULL;
@@ -423,7 +423,7 @@ static void start_keys(GPT *m) {
     m->see_sequence = see_sequence;
 }
 
-// Copies what was found about N tokens to the device.
+// Copies the first keys of N tokens to the device.
 static void copy_keys(GPT *m, size_t N) {
     if (!m->first) return;
     size_t bytes = N * m->flags.context.c * sizeof(int);
@@ -585,12 +585,12 @@ static void link_send(GPT *m, StepKind kind, const floatX *x, size_t N, int micr
     CUDA_CHECK(cudaEventRecord(end->emptied[b], end->stream));
 }
 
-// The chunk that starts from tokens.
+// Returns true for the chunk that starts from tokens.
 static bool is_first(const GPT *m, size_t chunk) {
     return m->table.shard.embedding && chunk == 0;
 }
 
-// The chunk that ends in the loss.
+// Returns true for the chunk that ends in the loss.
 static bool is_last(const GPT *m, size_t chunk) {
     return m->table.shard.head && chunk == m->plan.chunks - 1;
 }
@@ -598,8 +598,8 @@ static bool is_last(const GPT *m, size_t chunk) {
 // ----------------------------------------------------------------------------------------
 // Buckets: gradients are summed and weights are gathered over the data ranks
 
-// Sums a bucket of gradients over the ranks that hold it, on a stream of its own beside the
-// backward pass. Each ends with its part, and without ZeRO all of them with all parts.
+// Sums a bucket of gradients over the ranks that hold it, on a stream of its own, so that
+// it overlaps backward. Each rank gets its part of the sum, and without ZeRO all parts.
 static void reduce_bucket(GPT *m, size_t bucket) {
     size_t lo = m->table.buckets[bucket], hi = m->table.buckets[bucket + 1];
     Holders h = holders(m, bucket);
@@ -642,8 +642,8 @@ static void gather_weights(GPT *m) {
     }
 }
 
-// Whether a bucket of gradients is complete once this micro-batch's backward is through, and
-// its sum may overlap what is left of backward.
+// Returns true if this micro-batch's backward completes buckets of gradients, and their sums
+// may overlap the rest of backward.
 static bool reduce_now(const GPT *m, int micro) {
     return m->opt.overlap && (size_t)micro + 1 == m->micros;
 }
@@ -676,8 +676,8 @@ static void norm_residual_forward(GPT *m, Layernorm ln, floatX *residual, const 
          Dropout(), (float)m->llama.epsilon);
 }
 
-// Turns dout, the gradient of a norm's output, into that of its input x, and adds what went
-// past it (add_to): both in dresidual.
+// Turns dout, the gradient of a norm's output, into the gradient of its input x. Adds the
+// gradient that went past the norm (add_to). Both are in dresidual.
 static void norm_backward(GPT *m, size_t l, int weight, const floatX *dout, const floatX *x,
                           Layernorm ln, const floatX *add_to, size_t Nl, bool add) {
     float **dw = m->dw[l];
@@ -720,7 +720,7 @@ static void activation_backward(GPT *m, floatX *dinp, const floatX *dout, const 
 // ----------------------------------------------------------------------------------------
 // Experts
 
-// Counts the choices (B, E) of whole sequences, by which their losses for balance go.
+// Counts the choices (B, E) of whole sequences, which their losses for balance need.
 static void count_tokens(GPT *m, Routing r, size_t B) {
     ContextRanks *x = &m->context;
     if (x->cut.c <= 1) return;
@@ -729,7 +729,8 @@ static void count_tokens(GPT *m, Routing r, size_t B) {
                              m->stream));
 }
 
-// Notes for --log what the router of layer l did. Tensor ranks route alike: one of them counts.
+// Adds the choices of layer l's router to the statistics of --log. Tensor ranks route alike, so
+// one of them counts.
 static void log_choices(GPT *m, size_t l, const Routing &r, size_t B, size_t T) {
     if (m->grid.t_rank == 0)
         statistics_add(m, &m->statistics, m->plan.layers[l], r, m->moe, B, T,
@@ -824,8 +825,9 @@ static void experts_backward(GPT *m, size_t l, LayerActs *a, const floatX *dout,
     moe_backward_weight(dw[ROUTER], m->scratch, m->dlogits, ln2, N, C, E, add, s);
 }
 
-// One layer, x (Nl, C) -> out (Nl, C). Attention lets each token look at those before it,
-// the MLP looks at each token alone, and both add what they found to the residual stream.
+// Runs one layer, x (Nl, C) -> out (Nl, C). Attention lets each token look at the tokens
+// before it. The MLP looks at each token alone. Both add their results to the residual
+// stream.
 static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const floatX *x,
                           size_t B, size_t T) {
     size_t N = B * T, Nl = N / m->sp;
@@ -869,10 +871,10 @@ static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const flo
     residual_forward<NORM_RMS>(out, a->residual2, proj, NULL, Nl, C, s, Dropout());
 }
 
-// One layer, from its end to its beginning: dresidual (Nl, C), the gradient of its output,
-// becomes that of its input x. The gradient of a matrix product is two products, one for
-// its input and one for its weight. Gradients of weights are sums over the micro-batches:
-// the first one writes them, the others add (add).
+// Runs one layer backward. dresidual (Nl, C), the gradient of its output, becomes the
+// gradient of its input x. The gradient of a matrix product is two products, one for its
+// input and one for its weight. Gradients of weights are sums over the micro-batches: the
+// first one writes them, the others add to them (add).
 static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool add) {
     size_t B = m->B, T = m->T;
     size_t N = B * T, Nl = N / m->sp;
@@ -930,7 +932,7 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
     norm_backward(m, l, LN1W, dln1, x, a->ln1, dresidual, Nl, add);
 }
 
-// One chunk: tokens (B, T), or residual[0] of the chunk before -> lnf (Nl, C), or
+// Runs one chunk: tokens (B, T), or residual[0] from the chunk before -> lnf (Nl, C), or
 // residual[L] for the next one. The residual stream begins with a token's row of wte. A rank
 // looks up the tokens of its part of the vocabulary.
 static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, int micro,
@@ -964,11 +966,11 @@ static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, i
     norm_forward(m, acts->lnf, acts->residual[L], w, LNFW, Nl);
 }
 
-// lnf (Nl, C) -> the micro-batch's losses. To train, the logits become their own gradient,
-// softmax minus target. The gradient of the last layer's output goes to dresidual (Nl, C).
-// Both are gradients of the step's mean loss. Every rank has the logits of its part of the
-// vocabulary. Only three numbers a token travel: maximum, sum of exponentials, logit of the
-// target.
+// Computes the micro-batch's losses from lnf (Nl, C). To train, the logits become their own
+// gradient, softmax minus target. The gradient of the last layer's output goes to dresidual
+// (Nl, C). Both are gradients of the step's mean loss. Every rank has the logits of its
+// part of the vocabulary. Only three numbers a token travel: maximum, sum of exponentials,
+// logit of the target.
 static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
                               bool training) {
     size_t N = m->B * m->T, Nl = N / m->sp;
@@ -995,7 +997,7 @@ static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
     classifier_gradient(losses, m->logits, m->row_max, sum, target, targets,
                         m->dloss, N, V, Vl, V0, training, s);
 
-    // Losses are summed in double and in a fixed order, as all that has to be reproducible.
+    // Losses are summed in double and in a fixed order, so that the sum is reproducible.
     loss_sum(&m->loss_sums[micro], losses, N, s);
     if (!training) return;
 
@@ -1010,8 +1012,8 @@ static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
 }
 
 // Computes the gradients of one chunk's layers and embeddings. Takes dresidual (Nl, C) as
-// loss_and_gradient or the next chunk has left it. If wte is the head, too, the gradient of
-// this use adds to that one.
+// loss_and_gradient or the next chunk has left it. If wte is the head, too, the lookup's
+// gradient adds to the head's.
 static void backward(GPT *m, Acts *acts, const int *inputs, int micro, int chunk) {
     size_t B = m->B, T = m->T, C = m->config.C;
     size_t L = m->plan.count[chunk], first = m->plan.first[chunk];
@@ -1033,7 +1035,7 @@ static void backward(GPT *m, Acts *acts, const int *inputs, int micro, int chunk
     encoder_backward(dwte, NULL, dout, inputs, B, T, C, 0, m->V0, m->Vl, add, s);
 }
 
-// A forward or a backward with its messages: from the neighbour, and to the next one.
+// Run a forward or a backward with its messages: from one neighbour, and to the next one.
 static void forward_step(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, int micro,
                          int chunk) {
     if (!is_first(m, chunk))
@@ -1076,8 +1078,8 @@ static void run_batch(GPT *m, bool training) {
 // ----------------------------------------------------------------------------------------
 // The run
 
-// One step over the next global batch: forward, backward and update. The norm of all
-// gradients together says whether AdamW is to clip them.
+// Runs one step over the next global batch: forward, backward and update. The norm of all
+// gradients together decides if AdamW clips them.
 static void train_step(GPT *m) {
     StepReport report = trainer_begin_step(m);
     statistics_begin(m, &m->statistics);
@@ -1135,7 +1137,7 @@ static void sample_token(GPT *m) {
     sample_append(m, m->logits, m->tensor);
 }
 
-// Makes one end of a link, but for its communicator.
+// Makes one end of a link, without its communicator.
 static void link_end_create(GPT *m, LinkEnd *end, const char *track) {
     end->stream = stream_create(m, track, true);
     for (int b = 0; b < PIPELINE_BUFFERS; b++) {
@@ -1186,7 +1188,8 @@ static void connect(GPT *m) {
     if (m->moe.E)
         experts_create(m, &m->experts, m->tensor);
 
-    // To load a kernel beside a receive that waits may hang, so all are loaded before links exist.
+    // Loading a kernel beside a receive that waits may hang, so all are loaded before links
+    // exist.
     trainer_warm_up(m, run_batch);
     forward_alone(m, m->T);  // loads the attention of a sequence that is not cut
     connect_links(m);
@@ -1214,7 +1217,7 @@ static bool check_5d(Trainer *trainer, Error *err) {
     m->tokens = context_tokens(cut);
 
     // Tensor ranks make summands of a router's gradient, and one of them adds its two
-    // losses'. Each of c ranks balances its 1/c of a sequence's tokens.
+    // losses'. A balance loss is a sequence's, and each of its c ranks adds 1/c of it.
     size_t E = m->model.E, k = m->model.k;
     size_t T = m->opt.seq / cut.c;
     size_t slots = o->capacity > 0 ? moe_capacity(o->capacity, T, k, E) : T;
@@ -1268,8 +1271,8 @@ int main(int argc, char **argv) {
     make_angles(m);
     trainer_start(m);
 
-    // Between two steps come validation, a checkpoint and a sample of text, if they are due:
-    // each of the functions that are asked knows when.
+    // Between two steps come validation, a checkpoint and a sample of text, each when it is
+    // due.
     for (;;) {
         while (validation_goes_on(m))
             run_batch(m, false);

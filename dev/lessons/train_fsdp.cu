@@ -77,18 +77,18 @@ struct GPT : Trainer {
     size_t windows;                // layers whose weights have a window: 2, or all
     floatX **whole;                // [buckets] the window of its weights: (s, part)
     float **dwhole;                // [buckets] the window of its gradients: the same
-    size_t *holds;                 // [buckets] the first with a window: 1 + which it has; 0: none
+    size_t *holds;                 // [buckets] of a window: 1 + the bucket in it; 0: none
     cudaEvent_t *reduced_window;   // [buckets] the same: its gradients may be overwritten
 
     ncclComm_t data;               // the s ranks, each of which holds 1/s of the model
     cudaStream_t data_stream;
     ncclComm_t replicas;           // the ranks that hold the same 1/s; NULL if there is one
     cudaStream_t replica_stream;
-    cudaEvent_t bucket_done;       // what is reduced or gathered next has been written
+    cudaEvent_t bucket_done;       // the next bucket to reduce or gather is written
     cudaEvent_t reduced_all;       // all buckets are reduced
     cudaEvent_t *gathered_bucket;  // [buckets] its weights are up to date on every data rank
 
-    Acts acts;          // of the micro-batch at hand
+    Acts acts;          // of the current micro-batch
 
     // The loss has the largest buffer, so its gradient takes the place of the logits.
     floatX *logits;     // (N, Vl)      become their own gradient
@@ -239,14 +239,14 @@ static void layout(GPT *m) {
 // ----------------------------------------------------------------------------------------
 // Buckets: gradients are summed and weights are gathered over the data ranks
 
-// Lets stream `to` wait for all that `from` has been given so far.
+// Lets stream `to` wait for all work that `from` has so far.
 static void follow(GPT *m, cudaStream_t to, cudaStream_t from) {
     CUDA_CHECK(cudaEventRecord(m->bucket_done, from));
     CUDA_CHECK(cudaStreamWaitEvent(to, m->bucket_done, 0));
 }
 
-// Sums a bucket's shard, which has all micro-batches, over the replicas. On a stream of its
-// own, as it may cross nodes, and the next layer's gather is not to wait for that.
+// Sums a bucket's shard, which has all micro-batches, over the replicas. It has a stream of
+// its own: the sum may cross nodes, and the next layer's gather must not wait for it.
 static void reduce_replicas(GPT *m, float *shard, size_t part) {
     cudaStream_t s = m->replica_stream;
     follow(m, s, m->data_stream);
@@ -313,8 +313,8 @@ static void gather_weights(GPT *m) {
     gather_buckets(m, bucket_count(m) - 1, bucket_count(m));
 }
 
-// Whether the gradients of ln_f are complete once this micro-batch's backward is through, and
-// their sum may overlap what is left of backward.
+// Returns true if this micro-batch's loss completes the gradients of ln_f, and their sum may
+// overlap the rest of backward.
 static bool reduce_now(const GPT *m, int micro) {
     return m->opt.overlap && (size_t)micro + 1 == m->micros;
 }
@@ -329,8 +329,9 @@ static void use_bucket(GPT *m, size_t bucket) {
 // ----------------------------------------------------------------------------------------
 // Forward and backward
 
-// One layer, x (Nl, C) -> out (Nl, C). Attention lets each token look at those before it,
-// the MLP looks at each token alone, and both add what they found to the residual stream.
+// Runs one layer, x (Nl, C) -> out (Nl, C). Attention lets each token look at the tokens
+// before it. The MLP looks at each token alone. Both add their results to the residual
+// stream.
 static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const floatX *x,
                           size_t B, size_t T) {
     size_t N = B * T, Nl = N / m->sp;
@@ -361,10 +362,10 @@ static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const flo
                      drop(m, DROPOUT_FCPROJ, l));
 }
 
-// One layer, from its end to its beginning: dresidual (Nl, C), the gradient of its output,
-// becomes that of its input x. The gradient of a matrix product is two products, one for
-// its input and one for its weight. Gradients of weights are sums over the micro-batches:
-// the first one writes them, the others add (add).
+// Runs one layer backward. dresidual (Nl, C), the gradient of its output, becomes the
+// gradient of its input x. The gradient of a matrix product is two products, one for its
+// input and one for its weight. Gradients of weights are sums over the micro-batches: the
+// first one writes them, the others add to them (add).
 static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool add) {
     size_t B = m->B, T = m->T;
     size_t N = B * T, Nl = N / m->sp;
@@ -413,8 +414,8 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
                        x, w[LN1W], a->ln1, Nl, C, add, s);
 }
 
-// Tokens (B, T) -> lnf (Nl, C). The residual stream begins with a token's row of wte and
-// its position's row of wpe.
+// Runs the layers, tokens (B, T) -> lnf (Nl, C). The residual stream begins with a
+// token's row of wte and its position's row of wpe.
 static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, int micro) {
     size_t N = B * T, Nl = N / m->sp;
     size_t C = m->config.C, L = m->config.L;
@@ -444,9 +445,9 @@ static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, i
     layernorm_forward(acts->lnf, acts->residual[L], w[LNFW], w[LNFB], Nl, C, s);
 }
 
-// lnf (Nl, C) -> the micro-batch's losses. To train, the logits become their own gradient,
-// softmax minus target. The gradient of the last layer's output goes to dresidual (Nl, C).
-// Both are gradients of the step's mean loss.
+// Computes the micro-batch's losses from lnf (Nl, C). To train, the logits become their
+// own gradient, softmax minus target. The gradient of the last layer's output goes to
+// dresidual (Nl, C). Both are gradients of the step's mean loss.
 static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
                               bool training) {
     size_t N = m->B * m->T, Nl = N / m->sp;
@@ -469,7 +470,7 @@ static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
     classifier_gradient(losses, m->logits, m->row_max, sum, target, targets,
                         m->dloss, N, V, Vl, V0, training, s);
 
-    // Losses are summed in double and in a fixed order, as all that has to be reproducible.
+    // Losses are summed in double and in a fixed order, so that the sum is reproducible.
     loss_sum(&m->loss_sums[micro], losses, N, s);
     if (!training) return;
 
@@ -515,7 +516,7 @@ static void backward(GPT *m, Acts *acts, const int *inputs, int micro) {
 }
 
 // Runs all micro-batches of the global batch: with backward to train, without to validate.
-// A micro-batch is as much as memory has room for; the gradients of all are summed.
+// A micro-batch is as large as memory allows. The gradients of all are summed.
 static void run_batch(GPT *m, bool training) {
     for (size_t micro = 0; micro < m->micros; micro++) {
         size_t at = micro * m->B * m->T;
@@ -530,8 +531,8 @@ static void run_batch(GPT *m, bool training) {
 // ----------------------------------------------------------------------------------------
 // The run
 
-// One step over the next global batch: forward, backward and update. The norm of all
-// gradients together says whether AdamW is to clip them.
+// Runs one step over the next global batch: forward, backward and update. The norm of all
+// gradients together decides if AdamW clips them.
 static void train_step(GPT *m) {
     StepReport report = trainer_begin_step(m);
     run_batch(m, true);
@@ -586,7 +587,7 @@ static void connect(GPT *m) {
     trainer_warm_up(m);
 }
 
-// Refuses what only the parent does, and replicas of unequal size.
+// Refuses options that only the parent has, and replicas of unequal size.
 static bool check_shard(Trainer *trainer, Error *err) {
     const GPT *m = (GPT *)trainer;
     if (!m->opt.zero)
@@ -607,8 +608,8 @@ int main(int argc, char **argv) {
     trainer_start(m);
     gather_weights(m);
 
-    // Between two steps come validation, a checkpoint and a sample of text, if they are due:
-    // each of the functions that are asked knows when.
+    // Between two steps come validation, a checkpoint and a sample of text, each when it is
+    // due.
     for (;;) {
         while (validation_goes_on(m))
             run_batch(m, false);

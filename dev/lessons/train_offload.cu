@@ -59,7 +59,7 @@ struct GPT : Trainer {
     cudaEvent_t computed;   // the layer to be copied is written, or its buffers are free
     cudaEvent_t copied[2];  // the buffers of even and of odd layers
 
-    Acts acts;          // of the micro-batch at hand
+    Acts acts;          // of the current micro-batch
 
     // The loss has the largest buffer, so its gradient takes the place of the logits.
     floatX *logits;     // (N, Vl)      become their own gradient
@@ -144,8 +144,8 @@ static void layout(GPT *m) {
 // ----------------------------------------------------------------------------------------
 // To the host and back
 
-// Lists what a layer's backward reads. Attention looks at all tokens, so its output always
-// travels; all else is computed from that and from x, a token at a time.
+// Lists the buffers that a layer's backward reads. Attention looks at all tokens, so its
+// output always travels. All else is computed from that and from x, a token at a time.
 static void layer_rows(const GPT *m, size_t l, OffloadRow rows[OFFLOAD_ROWS]) {
     const LayerActs *a = &m->acts.layers[l];
     size_t wide = sizeof(floatX), C = m->config.C * wide, A = m->A * wide, F = m->F * wide;
@@ -199,8 +199,9 @@ static LayerActs rows_from(const GPT *m, const LayerActs *a, size_t first) {
 // ----------------------------------------------------------------------------------------
 // Forward and backward
 
-// One layer, x (Nl, C) -> out (Nl, C). Attention lets each token look at those before it,
-// the MLP looks at each token alone, and both add what they found to the residual stream.
+// Runs one layer, x (Nl, C) -> out (Nl, C). Attention lets each token look at the tokens
+// before it. The MLP looks at each token alone. Both add their results to the residual
+// stream.
 static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const floatX *x,
                           size_t B, size_t T) {
     size_t N = B * T, Nl = N / m->sp;
@@ -232,10 +233,10 @@ static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const flo
                      drop(m, DROPOUT_FCPROJ, l));
 }
 
-// One layer, from its end to its beginning: dresidual (Nl, C), the gradient of its output,
-// becomes that of its input x. The gradient of a matrix product is two products, one for
-// its input and one for its weight. Gradients of weights are sums over the micro-batches:
-// the first one writes them, the others add (add).
+// Runs one layer backward. dresidual (Nl, C), the gradient of its output, becomes the
+// gradient of its input x. The gradient of a matrix product is two products, one for its
+// input and one for its weight. Gradients of weights are sums over the micro-batches: the
+// first one writes them, the others add to them (add).
 static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool add) {
     size_t B = m->B, T = m->T;
     size_t N = B * T, Nl = N / m->sp;
@@ -290,8 +291,8 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
                        x, w[LN1W], a->ln1, Nl, C, add, s);
 }
 
-// Tokens (B, T) -> lnf (Nl, C). The residual stream begins with a token's row of wte and
-// its position's row of wpe.
+// Runs the layers, tokens (B, T) -> lnf (Nl, C). The residual stream begins with a
+// token's row of wte and its position's row of wpe.
 static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, int micro,
                     bool training = false) {
     size_t N = B * T, Nl = N / m->sp;
@@ -318,9 +319,9 @@ static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, i
     layernorm_forward(acts->lnf, acts->residual[L], w[LNFW], w[LNFB], Nl, C, s);
 }
 
-// lnf (Nl, C) -> the micro-batch's losses. To train, the logits become their own gradient,
-// softmax minus target. The gradient of the last layer's output goes to dresidual (Nl, C).
-// Both are gradients of the step's mean loss.
+// Computes the micro-batch's losses from lnf (Nl, C). To train, the logits become their
+// own gradient, softmax minus target. The gradient of the last layer's output goes to
+// dresidual (Nl, C). Both are gradients of the step's mean loss.
 static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
                               bool training) {
     size_t N = m->B * m->T, Nl = N / m->sp;
@@ -343,7 +344,7 @@ static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
     classifier_gradient(losses, m->logits, m->row_max, sum, target, targets,
                         m->dloss, N, V, Vl, V0, training, s);
 
-    // Losses are summed in double and in a fixed order, as all that has to be reproducible.
+    // Losses are summed in double and in a fixed order, so that the sum is reproducible.
     loss_sum(&m->loss_sums[micro], losses, N, s);
     if (!training) return;
 
@@ -381,7 +382,7 @@ static void backward(GPT *m, Acts *acts, const int *inputs, int micro) {
 }
 
 // Runs all micro-batches of the global batch: with backward to train, without to validate.
-// A micro-batch is as much as memory has room for; the gradients of all are summed.
+// A micro-batch is as large as memory allows. The gradients of all are summed.
 static void run_batch(GPT *m, bool training) {
     for (size_t micro = 0; micro < m->micros; micro++) {
         size_t at = micro * m->B * m->T;
@@ -396,8 +397,8 @@ static void run_batch(GPT *m, bool training) {
 // ----------------------------------------------------------------------------------------
 // The run
 
-// One step over the next global batch: forward, backward and update. The norm of all
-// gradients together says whether AdamW is to clip them.
+// Runs one step over the next global batch: forward, backward and update. The norm of all
+// gradients together decides if AdamW clips them.
 static void train_step(GPT *m) {
     StepReport report = trainer_begin_step(m);
     run_batch(m, true);
@@ -456,8 +457,8 @@ int main(int argc, char **argv) {
     allocate(m);
     trainer_start(m);
 
-    // Between two steps come validation, a checkpoint and a sample of text, if they are due:
-    // each of the functions that are asked knows when.
+    // Between two steps come validation, a checkpoint and a sample of text, each when it is
+    // due.
     for (;;) {
         while (validation_goes_on(m))
             run_batch(m, false);

@@ -464,7 +464,7 @@ static int context_of(const Grid *g) {
 // Returns the messages of the ranks of a sequence, in `all` micro-batches of N tokens together.
 //   Ulysses   four all-to-alls a layer: two of q, k and v or their gradients, two of the output
 //             or its gradient.
-//   Ring keys and values c - 1 times forward and backward, their gradients in fp32 c times.
+//   Ring      keys and values c - 1 times forward and backward, their gradients in fp32 c times.
 // Option --recompute layer sends forward's messages twice, and rest only its q, k and v.
 static Traffic expected_context(const Grid *g, double all, double N, double w) {
     double c = context_of(g), layers = all * TL * c, part = N * TC / c;  // layers: of all ranks
