@@ -29,7 +29,7 @@ enum { KW = NUM_KINDS, VW, KB, VB, UPW, HEADW, QNORMW, KNORMW, LLAMA_KINDS };
 
 enum { LLAMA_TENSORS = 22 };
 
-// What GPTConfig lacks. GPTConfig.spec points to the first member.
+// The sizes and options that GPTConfig lacks. GPTConfig.spec points to the first member.
 typedef struct {
     ModelSpec spec;
     TensorSpec tensors[LLAMA_TENSORS];
@@ -46,7 +46,7 @@ static inline const Llama *llama_of(const GPTConfig *g) {
     return (const Llama *)(const void *)g->spec;
 }
 
-// Channels of a head that RoPE rotates.
+// Returns the channels of a head that RoPE rotates.
 static inline size_t llama_rotary(const Llama *m, size_t HS) {
     return (size_t)(m->rotary * (double)HS);
 }
@@ -161,7 +161,7 @@ static inline double llama_frequency(const Llama *m, size_t i, size_t D) {
     return f * ((1 - share) / m->factor + share);
 }
 
-// table [T, D/2, 2]: cosine and sine of each position and pair.
+// Fills table [T, D/2, 2] with the cosine and sine of each position and pair.
 static inline void llama_rope_table(const Llama *m, float *table, size_t T, size_t D) {
     for (size_t i = 0; i < D / 2; i++) {
         double f = llama_frequency(m, i, D);
@@ -328,12 +328,12 @@ static inline bool llama_check_variant(const cJSON *root, const GPTConfig *g,
            config_check_keys(root, LLAMA_NAMES_READ, LLAMA_VALUES, path, err);
 }
 
-// Returns the channels of a head if nothing says how many, or 0 if heads do not divide C.
+// Returns the channels of a head by default, or 0 if heads do not divide C.
 static inline size_t llama_head(const GPTConfig *g) {
     return g->C % g->NH ? 0 : g->C / g->NH;
 }
 
-// Checks sizes against each other, of a file or of the command line. False with a sentence.
+// Checks the sizes of a file or of the command line against each other.
 static inline bool llama_check_sizes(const GPTConfig *g, const Llama *m, Error *err) {
     size_t HS = m->HS;
     if (!HS)
@@ -559,8 +559,8 @@ static inline bool llama_sizes(Options *o, const void *flags, Error *err) {
     return options_take_model(o, &named, false, err);
 }
 
-// Fills in *m: as the flags and a name's sizes have it, or from_file, as it was read; the
-// flags must then agree. Checks the sizes, for t tensor ranks.
+// Fills in *m from the flags and a name's sizes. from_file: *m was read from a file, so
+// the flags must agree with it. Checks the sizes for t tensor ranks.
 static inline bool llama_resolve_size(Llama *m, const LlamaSize *s,
                                       const LlamaOptions *flags, const GPTConfig *g,
                                       bool from_file, size_t t, Error *err) {

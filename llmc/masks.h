@@ -25,16 +25,16 @@ typedef struct {
     uint32_t threshold;  // of 2^16; 0: nothing is dropped
     float scale;
     uint64_t seed, step;
-    uint64_t sample;  // number in the step's global batch of the first sample at hand
+    uint64_t sample;  // number of the micro-batch's first sample in the step's global batch
     uint64_t layer;
     RandomPurpose purpose;
-    uint64_t head;  // number in the whole model of the first head at hand
+    uint64_t head;  // number of this rank's first head in the whole model
     uint64_t T,
         row;        // tokens of a sample on this rank; its first row of the residual stream
-    Tokens tokens;  // which ones
+    Tokens tokens;  // the tokens of a sample on this rank
 } Dropout;
 
-// Dropout with probability p in [0, 1) of a step, from `sample` on.
+// Makes dropout with probability p in [0, 1) for a step, from `sample` on.
 static inline Dropout dropout_make(double p, uint64_t seed, uint64_t step,
                                    uint64_t sample) {
     uint32_t threshold = (uint32_t)(p * 65536.0 + 0.5);
@@ -44,14 +44,14 @@ static inline Dropout dropout_make(double p, uint64_t seed, uint64_t step,
     return d;
 }
 
-// The same at one place of one layer.
+// Returns the dropout of one place in one layer.
 static inline Dropout dropout_for(Dropout d, RandomPurpose purpose, uint64_t layer) {
     d.purpose = purpose;
     d.layer = layer;
     return d;
 }
 
-// Block number `block` (below 2^40) of sample d.sample + sample.
+// Returns block number `block` (below 2^40) of sample d.sample + sample.
 RANDOM_FUNCTION Philox dropout_block(const Dropout *d, uint64_t sample, uint64_t block) {
     return random_words(d->seed, d->purpose, d->step, d->sample + sample,
                         d->layer << 40 | block);

@@ -17,7 +17,7 @@
 #include "llmc/host/moe.h"
 #include "llmc/llama.h"
 
-enum { ROUTER = FCB };  // a kind of GPT-2's that Llama has not
+enum { ROUTER = FCB };  // a kind of GPT-2's that Llama does not have
 
 // A Llama and its experts.
 typedef struct {
@@ -32,7 +32,7 @@ static inline const MoeLlama *moe_llama_of(const GPTConfig *g) {
     return (const MoeLlama *)(const void *)g->spec;
 }
 
-// Llama's, with k MLPs for one, and the router.
+// Returns the FLOPs of a step: Llama's with k MLPs instead of one, and the router's.
 static inline double moe_llama_flops(const GPTConfig *g, double tokens, size_t T) {
     const MoeLlama *m = moe_llama_of(g);
     double C = (double)g->C, F = (double)m->llama.F, E = (double)m->E;
@@ -113,14 +113,14 @@ static inline size_t expert_step(size_t C, size_t F) {
     return round_up(2 * F * C, TENSOR_ALIGN) + round_up(C * F, TENSOR_ALIGN);
 }
 
-// Returns which of E experts a tensor is of.
+// Returns the number of the expert, below E, that a tensor belongs to.
 static inline size_t tensor_expert(const GPTConfig *g, const Tensor *x, size_t E) {
     size_t in_layer = tensors_of_layer(config_spec(g));
     return ((x->id - config_spec(g)->layer) % in_layer - (in_layer - 3 * E)) / 3;
 }
 
-// Leaves of a table's experts those that rank e_rank of e holds, and moves all tensors
-// together, in the same buckets.
+// Removes the experts that rank e_rank of e does not hold from a table, and moves the
+// other tensors together. They stay in their buckets.
 static inline void table_keep_experts(ParamTable *table, size_t E, size_t e,
                                       size_t e_rank) {
     const Shard *shard = &table->shard;
@@ -260,7 +260,7 @@ typedef struct {
     Documents documents;
 } Options5D;
 
-// The names behind LLAMA_NAMES.
+// Models with experts, whose names follow LLAMA_NAMES.
 typedef struct {
     LlamaSize llama;
     size_t E, k;
@@ -306,7 +306,8 @@ enum {
     OWN_ROW_COUNT = sizeof ROWS_5D / sizeof ROWS_5D[0]
 };
 
-// Returns train_llama's rows, with more names of --model and another default, and these.
+// Returns train_llama's rows with more names of --model and another default, and this
+// lesson's own rows.
 static inline FieldTable rows_5d(Options5D *flags) {
     static Field rows[LLAMA_ROW_COUNT + OWN_ROW_COUNT];
     FieldTable table = {rows, LLAMA_ROW_COUNT + OWN_ROW_COUNT, flags};
@@ -320,8 +321,8 @@ static inline FieldTable rows_5d(Options5D *flags) {
     return table;
 }
 
-// Prints how many places the experts have: the memory and the work of all of them are taken
-// whether tokens come or not.
+// Prints the number of places of the experts. Each takes memory and work, with a token or
+// without.
 static inline void experts_print(const MoeLlama *m, size_t e, size_t slots, size_t T) {
     if (m->E == 0) return;
     printf("experts      %zu of a layer, %zu on each of %zu ranks, %zu of a token; %zu places "
@@ -356,8 +357,8 @@ static inline bool sizes_5d(Options *o, const void *flags, Error *err) {
     return options_take_model(o, &named, false, err);
 }
 
-// Fills in *m: as the flags have it, or from_file, as it was read; the flags must then
-// agree. Checks the sizes against each other and against the ranks.
+// Fills in *m from the flags. from_file: *m was read from a file, so the flags must agree
+// with it. Checks the sizes against each other and against the ranks.
 static inline bool moe_llama_resolve(MoeLlama *m, Options5D *flags, const Options *o,
                                      bool from_file, Error *err) {
     const MoeSize *named = moe_size(flags);

@@ -13,7 +13,7 @@
 
 enum { ROUTERW = NUM_KINDS };
 
-// The spec, and the command line's choices for experts.
+// The spec, and the options of experts.
 typedef struct {
     ModelSpec model;  // the first member: the spec of a configuration is one of these
     size_t E, k, e;   // experts of a layer, experts of a token, expert ranks
@@ -52,7 +52,8 @@ static inline const MoeSpec *moe_of(const GPTConfig *g) {
     return (const MoeSpec *)(const void *)g->spec;
 }
 
-// 'E' experts, 'X' rows of all their [C, F], 'Y' rows of all their [F, C].
+// Returns a dimension: 'E' experts, 'X' rows of all their [C, F], 'Y' rows of all their
+// [F, C].
 static inline size_t moe_dimension(const GPTConfig *g, char letter) {
     size_t E = moe_of(g)->E;
     return letter == 'E'   ? E
@@ -61,8 +62,8 @@ static inline size_t moe_dimension(const GPTConfig *g, char letter) {
                            : gpt2_dimension(g, letter);
 }
 
-// GPT-2's, with k MLPs of 48 C^2 FLOPs a token, forward and backward, in the place of one,
-// and the router's 6 E C.
+// Returns the FLOPs of a step: GPT-2's with k MLPs instead of one, each 48 C^2 FLOPs a
+// token forward and backward, and the router's 6 E C.
 static inline double moe_flops(const GPTConfig *g, double tokens, size_t T) {
     double C = (double)g->C;
     double more = 48.0 * ((double)moe_of(g)->k - 1.0) * C + 6.0 * (double)moe_of(g)->E;
@@ -87,8 +88,8 @@ static inline MoeSpec moe_spec(size_t E, size_t k) {
     return spec;
 }
 
-// True for a bucket of experts: only the data ranks that hold the same ones sum it and
-// share it.
+// Returns true for a bucket of experts. Only the data ranks that hold the same experts
+// sum it and share it.
 static inline bool bucket_of_experts(const ParamTable *table, size_t bucket) {
     bool experts = table->bucket_count ==
                    BUCKET_LAYERS + 2 * table->shard.n_layers + 1;  // each layer has two

@@ -133,8 +133,7 @@ static inline size_t pipeline_steps(int p, int m, int v, int warmup, PipelineSte
 // Returns how many forwards a stage runs ahead.
 //   GPipe (PTD-P figure 3): all. Every stage keeps m micro-batches of activations.
 //   1F1B (figure 4, top): just enough for the first gradient to come back. The same bubble,
-//   but stage s keeps at most
-//     p - s micro-batches.
+//   but stage s keeps at most p - s micro-batches.
 //   Interleaved 1F1B (figure 4, bottom): through all chunks. A bubble v times smaller for
 //   (p v - 1) / (p - 1) times as many messages.
 static inline int pipeline_warmup(Schedule schedule, int p, int stage, int m, int v) {
@@ -273,8 +272,7 @@ static inline size_t chunk_layers(size_t L, const char *list, size_t p, size_t v
 }
 
 // Deals L layers to the p * v chunks as chunk_layers does, and gives `stage` its own. In a
-// V a stage's chunk has the length that it has without, but the chunks follow each other in
-// another order.
+// V the chunks have the same lengths, but follow each other in another order.
 static inline void pipeline_plan_layers(PipelinePlan *plan, size_t L, const char *list,
                                         size_t p, size_t stage, size_t v, bool folded) {
     plan->chunks = v;

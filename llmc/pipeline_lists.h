@@ -1,4 +1,4 @@
-// pipeline_lists.h: lists of steps that a person wrote, and the proof that lists can be
+// pipeline_lists.h: lists of steps written by hand, and the proof that lists can be
 // executed and train rightly.
 //
 // defines: pipeline_check, pipeline_read, PipelineTimes, PipelineRun, pipeline_walk,
@@ -13,8 +13,8 @@
 #include "llmc/host/file.h"
 #include "llmc/pipeline.h"
 
-// False, with a sentence that says what to change, if the schedule does not exist for these
-// sizes.
+// Returns false, with an error that says what to change, if the schedule does not exist for
+// these sizes.
 static inline bool pipeline_check(Schedule schedule, int p, int m, int v, Error *err) {
     const char *name = pipeline_schedule_name(schedule);
     if (p < 1 || m < 1 || v < 1)
@@ -196,8 +196,8 @@ static inline void pipeline_walk_send(const PipelineWalk *w, PipelineLink *l) {
     }
 }
 
-// Runs a stage's next step if its input is there and its output has a free buffer; *ran
-// says whether it did.
+// Runs a stage's next step if its input is there and its output has a free buffer. Sets
+// *ran to true if it did.
 static inline bool pipeline_walk_step(PipelineWalk *w, int stage, bool *ran, Error *err) {
     int p = w->lists->p, v = w->lists->v, from, to;
     bool split = w->lists->counts[stage] > 2 * (size_t)w->lists->m * v;
@@ -356,8 +356,8 @@ static inline bool pipeline_prove_list(const PipelineLists *l, int stage, Error 
     return ok;
 }
 
-// True if the lists can be executed with `buffers` at each link end and train as one rank
-// would; otherwise one sentence says why not.
+// Returns true if the lists can be executed with `buffers` at each link end and train as
+// one rank would. Else returns false, with the reason as an error.
 static inline bool pipeline_prove(const PipelineLists *l, size_t buffers, Error *err) {
     static const PipelineTimes nothing = {{0, 0, 0}, 0, NULL};
     PipelineRun run = {NULL, 0, 0, 0};

@@ -118,7 +118,7 @@ static inline void reference_find(const Reference *ref, double *buffer, size_t l
         at[k] = buffer + table_find(&ref->table, k, l)->offset;
 }
 
-// The half of a layer before its MLP: residual1 -> residual2 and ln2.
+// Runs the half of a layer before its MLP: residual1 -> residual2 and ln2.
 static inline void reference_half_forward(const Reference *ref, size_t l, ReferenceLayer *x,
                                           size_t B, size_t T) {
     size_t N = B * T, C = ref->config.C, NH = ref->config.NH;
@@ -149,8 +149,8 @@ static inline void reference_layer_forward(const Reference *ref, size_t l,
     reference_residual_forward(x->residual3, x->residual2, x->fcproj, N * C);
 }
 
-// d->residual2 and d->ln2 hold the gradients that arrive; the result is added to
-// d->residual1.
+// Runs that half backward. d->residual2 and d->ln2 hold the incoming gradients. Adds the
+// result to d->residual1.
 static inline void reference_half_backward(Reference *ref, size_t l,
                                            const ReferenceLayer *x, ReferenceLayer *d,
                                            size_t B, size_t T) {
@@ -172,8 +172,8 @@ static inline void reference_half_backward(Reference *ref, size_t l,
                                  w[LN1W], x->ln1_mean, x->ln1_rstd, N, C);
 }
 
-// d->residual3 holds the gradient that arrives; the result is added to d->residual1. d is
-// zero elsewhere.
+// Runs a layer backward. d->residual3 holds the incoming gradient. Adds the result to
+// d->residual1. d is zero elsewhere.
 static inline void reference_layer_backward(Reference *ref, size_t l,
                                             const ReferenceLayer *x, ReferenceLayer *d,
                                             size_t B, size_t T) {
@@ -235,16 +235,16 @@ static inline void reference_zero_gradients(Reference *ref) {
     memset(ref->grads, 0, ref->table.total * sizeof(double));
 }
 
-// The L2 norm of all gradients together.
+// Returns the L2 norm of all gradients together.
 static inline double reference_gradient_norm(const Reference *ref) {
     double sum = 0;
     for (size_t i = 0; i < ref->table.total; i++) sum += ref->grads[i] * ref->grads[i];
     return sqrt(sum);
 }
 
-// One AdamW update; step counts from 1. Gradients are multiplied by grad_scale first
-// (clipping: clip / norm where the norm exceeds clip, else 1); only the tensors that the
-// table marks are decayed.
+// Makes one AdamW update; step counts from 1. Multiplies gradients by grad_scale first
+// (clipping: clip / norm if the norm exceeds clip, else 1). Decays only the tensors that
+// the table marks.
 static inline void reference_adamw(Reference *ref, size_t step, double lr, double beta1,
                                    double beta2, double eps, double weight_decay,
                                    double grad_scale) {

@@ -15,8 +15,7 @@
 
 static const double REFERENCE_LAYERNORM_EPS = 1e-5;
 
-// Returns what `first` says about row n of [B,T], or 0 without it: the first position that
-// the token sees.
+// Returns the first position that the token of row n of [B,T] sees: 0 without `first`.
 static inline size_t reference_first(const int *first, size_t n) {
     return first ? (size_t)first[n] : 0;
 }
@@ -47,7 +46,7 @@ static inline void reference_encoder_backward(double *dwte, double *dwpe,
     }
 }
 
-// Each row of inp [N,C] is brought to mean 0 and variance 1, then scaled and shifted: out
+// Brings each row of inp [N,C] to mean 0 and variance 1, then scales and shifts it: out
 // [N,C].
 static inline void reference_layernorm_forward(double *out, double *mean /*[N]*/,
                                                double *rstd /*[N]*/, const double *inp,
@@ -121,9 +120,8 @@ static inline void reference_matmul_backward(double *dinp, double *dweight, doub
     }
 }
 
-// Dropout: the factor of a probability or of an element of the residual stream, 0 or 1 / (1
-// - p). They are numbered as in llmc/masks.h; without a seed's numbers (threshold 0) every
-// factor is 1.
+// Returns dropout's factor of a probability or of an element of the residual stream: 0 or 1
+// / (1 - p). Elements are numbered as in llmc/masks.h. With threshold 0 every factor is 1.
 static inline double reference_factor(const Dropout *d, const Philox *block, size_t i) {
     double scale = 65536.0 / (65536.0 - d->threshold);
     return !d->threshold                                   ? 1.0
@@ -140,7 +138,8 @@ static inline void reference_dropout(double *x, Dropout d, size_t B, size_t T, s
     }
 }
 
-// The factor of the probability with which query t of head h of sample b looks at key s.
+// Returns the factor of the probability with which query t of head h of sample b looks at
+// key s.
 static inline double reference_attention_factor(const Dropout *d, size_t b, size_t h,
                                                 size_t t, size_t s, size_t T) {
     Philox block = dropout_probability_block(d, b, h, t, s, T);
@@ -263,7 +262,7 @@ static inline void reference_classifier_forward(double *losses, double *probs,
     }
 }
 
-// The gradient of scale * sum(losses).
+// Adds the gradient of scale * sum(losses).
 static inline void reference_classifier_backward(double *dinp, double *dwte,
                                                  const double *probs, const double *inp,
                                                  const double *wte, const int *targets,

@@ -72,8 +72,8 @@ static inline void reference_routing_free(ReferenceRouting *r) {
     free(r->out);
 }
 
-// Softmax of the router's logits, the k most probable experts of each token, and the tokens
-// that find a place.
+// Computes the softmax of the router's logits, the k most probable experts of each token,
+// and the tokens that find a place.
 static inline void reference_route(const ReferenceMoe *moe, ReferenceRouting *r,
                                    const double *inp, const double *router, size_t B,
                                    size_t T, size_t C) {

@@ -55,7 +55,7 @@ static inline void reference_orthogonalise(double *x, size_t rows, size_t cols,
     free(fourth);
 }
 
-// True if Muon updates the tensor: a weight matrix of a layer.
+// Returns true if Muon updates the tensor: a weight matrix of a layer.
 static inline bool reference_is_matrix(const Tensor *x) {
     int kind = x->spec->kind;
     return kind == QKVW || kind == PROJW || kind == FCW || kind == FCPROJW;

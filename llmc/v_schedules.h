@@ -101,7 +101,7 @@ static inline double v_next(const VStage *s, size_t count, int limit, double lon
     return *weight ? s->clock : full ? INFINITY : start;
 }
 
-// Runs the stages in virtual time and writes their lists. Free buffers are not waited for.
+// Runs the stages in virtual time and writes their lists. Does not wait for free buffers.
 static inline void v_fill(PipelineLists *l, VStage *stages, const PipelineTimes *times,
                           int limit) {
     size_t count = (size_t)V_RUNS * l->m;
@@ -239,8 +239,8 @@ static inline size_t v_dualpipe(int p, int stage, int m, PipelineStep *out) {
 
 // ---- for trainers and tools ------------------------------------------------------------
 
-// False, with a sentence that says what to change, if the schedule does not exist for these
-// sizes.
+// Returns false, with an error that says what to change, if the schedule does not exist for
+// these sizes.
 static inline bool v_check(Schedule schedule, int p, int m, int v, Error *err) {
     const char *name = pipeline_schedule_name(schedule);
     if (schedule < SCHEDULE_ZB_V)

@@ -64,8 +64,8 @@ typedef struct {
     // `patience`.
     int extra;
     double patience;
-    int least_ahead;  // at which `extra` was the reason for a backward: a run with an
-                      // `extra` up to it is the same
+    int least_ahead;  // the least lead at which `extra` made a backward go first: a run with
+                      // any `extra` up to it is the same
     // A tree of the stages by their clocks, [2 * leaves]. Node i is the earlier of nodes 2i
     // and 2i + 1, of equals the first. Stage s is leaf leaves + s.
     AutoClock *tree;
@@ -174,8 +174,8 @@ static inline double auto_run(AutoRun *r, double latest, double *span) {
     return end;
 }
 
-// True if a run that ends at `end`, in which the longest stage takes `span`, is better than
-// the best so far.
+// Returns true if a run that ends at `end`, in which the longest stage takes `span`, is
+// better than the best so far.
 static inline bool auto_better(double end, double span, const PipelineRun *best,
                                double small) {
     return end < best->end - small ||
