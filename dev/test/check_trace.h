@@ -13,7 +13,7 @@ typedef struct {
 
 enum { RAN_FORWARD, RAN_BACKWARD, RAN_LOSS, RAN_OPTIMIZER, RAN_RECV, RAN_SEND, RAN_KINDS };
 
-// Place of an event's kind among those that are looked at, RAN_KINDS for the others.
+// Returns the place of an event's kind among the checked kinds, RAN_KINDS for the others.
 static inline int trace_kind(const TraceEvent *e) {
     static const char *const NAMES[RAN_KINDS] = {"forward",   "backward", "loss",
                                                  "optimizer", "recv",     "send"};
@@ -47,8 +47,8 @@ static inline bool trace_check_event(const TracedRun *run, const TraceEvent *e, 
     return true;
 }
 
-// One rank and step. events: of all ranks and steps, by their starts. done[m * v] is this
-// function's own.
+// Checks one rank and step. list: the events of all ranks and steps, by their starts.
+// done[m * v] is scratch.
 static inline bool trace_check_step(const TracedRun *run, const TraceList *list, int rank,
                                     long step, double *clock, unsigned char *done,
                                     size_t messages[2], Error *err) {
@@ -72,8 +72,8 @@ static inline bool trace_check_step(const TracedRun *run, const TraceList *list,
     return !why.text[0] || error_set(err, "rank %d, step %ld: %.900s", rank, step, why.text);
 }
 
-// Checks the whole trace; else err has a sentence. Work between the steps belongs to step 0 and
-// is not checked.
+// Checks the whole trace. Returns false with an error if it is wrong. Work between the steps
+// belongs to step 0 and is not checked.
 static inline bool trace_check(const char *path, const TracedRun *run, Error *err) {
     TraceList list = {NULL, 0};
     unsigned char *done = (unsigned char *)malloc((size_t)run->m * (size_t)run->v);

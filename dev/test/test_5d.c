@@ -61,7 +61,7 @@ static double tested_loss(Reference *ref, const int *tokens, const int *targets,
     return loss;
 }
 
-// With the two losses of experts, whose gradients are among those of the loss.
+// Returns the loss and the two losses of experts, as the gradients are of their sum.
 static double tested_losses(Reference *ref, const int *tokens, const int *targets, size_t B,
                             size_t seq, double scale) {
     double extra;
@@ -109,8 +109,8 @@ static Reference model_of(const Kind *kind, MoeLlama *m, GPTConfig config, size_
 
 // ---- group reference -------------------------------------------------------------------
 
-// The independent case: transformers' classes in float64, but for norms, softmax and angles, which
-// they have in float32. Weights, tokens and directions come from one generator.
+// Tests the independent case: transformers' classes in float64, with norms, softmax and angles in
+// float32. Weights, tokens and directions come from one generator.
 static void test_golden(TestContext *x, const cJSON *item) {
     const cJSON *g = cJSON_GetObjectItem(item, "model");
     const cJSON *gradients = cJSON_GetObjectItem(item, "gradients");
@@ -263,8 +263,9 @@ static void group_config(TestContext *x) {
 
 // ---- group layouts ---------------------------------------------------------------------
 
-// In bf16 a token whose k-th and next logits are almost equal may go to another expert than the
-// reference's: another function, with another gradient. With k = E there is no such choice.
+// In bf16 a token whose k-th and next logits are almost equal may go to another expert than in
+// the reference. Then its function and its gradient are other ones. With k = E there is no such
+// choice.
 //
 // t * d * p ranks; of the data ranks c share each sequence and e share out the experts.
 typedef struct {
@@ -349,8 +350,8 @@ static void training_of(char flags[ARG_BYTES], const Training *h, const Row *row
     if (kind->documents) strcat(flags, " --documents 1");
 }
 
-// A large eps: an expert that few tokens meet has gradients of the size of their rounding, which
-// AdamW would blow up to steps.
+// A large eps: if few tokens meet an expert, its gradients are as small as their rounding, and
+// AdamW would blow them up to steps.
 static const Training TRAINING = {T, G, STEPS, 1e-4, 0.1, 1.0, 0.9, 0.95, 1e-6, 0};
 
 // Writes the folder "model" and returns its reference.
@@ -407,7 +408,7 @@ static void test_row(TestContext *x, const Row *row, const int *tokens) {
     snprintf(name, sizeof name, "%s: t %d, d %d, p %d, c %d, e %d, %s", kind->name, row->t,
              row->d, row->p, row->c, row->e, row->flags);
 
-    // The copies are equal in whatever order each communicator adds.
+    // The copies are equal in any order of additions of each communicator.
     setenv("NCCL_ORDER", row->d > 2 ? "any:1" : "", 1);
     remove_tree("out");
     bool ok = runs(x, &layout, "",
@@ -471,7 +472,7 @@ static void group_layouts(TestContext *x) {
 
 static const Row ALL_FIVE = {MOE_DOCUMENTS, 2, 2, 2, 2, 2, 1, "--sequence-parallel 1", 0};
 
-// All five dimensions: the same bits, whatever order independent streams run in.
+// Tests that the order of independent streams changes no bit, with all five dimensions.
 static void group_bits(TestContext *x) {
     static const struct {
         const char *flags, *env;

@@ -586,7 +586,8 @@ static void test_layers(Check *c) {
           "weight gradients hide the all-reduces of backward");
 }
 
-// Layers of equal cost, and next to nothing at the ends: 4 stages of 2 layers, 8 micro-batches.
+// Returns a layout with layers of equal cost, and almost no cost at the ends: 4 stages of
+// 2 layers, 8 micro-batches.
 static StepLayout equal_stages(size_t v) {
     StepLayout r = {.ranks = 4, .layers = 8, .C = 4096, .NH = 32, .T = 256, .vocabulary = 128,
                     .global_batch = 8, .micro_batch = 1, .t = 1, .p = 4, .d = 1, .v = v,

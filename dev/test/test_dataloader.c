@@ -5,7 +5,7 @@
 #include "dev/test/make_inputs.h"
 #include "llmc/host/dataloader.h"
 
-// A shard of `count` tokens first, first + 1, ... (modulo 60000).
+// Writes a shard of `count` tokens first, first + 1, ... (modulo 60000).
 static void counting_shard(const char *path, int first, size_t count) {
     int *tokens = (int *)allocate(count * sizeof(int));
     for (size_t i = 0; i < count; i++) tokens[i] = (first + (int)i) % 60000;

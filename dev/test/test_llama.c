@@ -75,7 +75,7 @@ static const Model TINY[] = {
     {"mistral", MISTRAL, false, 2, 8, 2, 1, 5, 7, 4, 1, 1, 1, 0, 0, 2},
 };
 
-// Backward against central differences of forward, every single parameter.
+// Compares backward with central differences of forward, for every single parameter.
 static void test_differences(Context *x, const Model *s) {
     enum { B = 2, T = 4 };
     Llama m;
@@ -89,8 +89,8 @@ static void test_differences(Context *x, const Model *s) {
     reference_free(&ref);
 }
 
-// The independent case: PyTorch in float64, or transformers, whose norms, softmax and angles are
-// float32 even then. Weights, tokens and directions come from one generator.
+// Tests the independent case: PyTorch in float64, or transformers, whose norms, softmax and
+// angles stay in float32. Weights, tokens and directions come from one generator.
 static void test_golden(Context *x, const cJSON *item) {
     const cJSON *model = cJSON_GetObjectItem(item, "model"),
                 *gradients = cJSON_GetObjectItem(item, "gradients");
@@ -237,8 +237,8 @@ static Bounds llama_bounds(const Context *x, const GPTConfig *g) {
     return b;
 }
 
-// One run against the reference: gradients, losses, norms, and the weights of the folder that it
-// saves.
+// Compares one run with the reference: gradients, losses, norms, and the weights of the folder
+// that it saves.
 static bool run_case(Context *x, Case *c, const Layout *layout, const char *name, double *got) {
     const ParamTable *table = &c->ref.table;
     Bounds bound = llama_bounds(x, &table->config);
@@ -378,7 +378,8 @@ static void run_rows(Context *x, const Model *models, const Row *rows, size_t co
                  "--tensor %d --data %d --pipeline %d --micro-batch %d --debug-replicas 1 %s",
                  row->t, row->d, row->p, row->micro, row->flags);
         gradients[i] = allocate(table->total * sizeof(double));
-        // The copies of the tied embedding are equal in whatever order each communicator adds.
+        // The copies of the tied embedding are equal in any order of additions of each
+        // communicator.
         setenv("NCCL_ORDER", row->d > 2 ? "any:1" : "", 1);
         run_case(x, c, &layout, name, gradients[i]);
         logs[i] = read_log("log");
@@ -416,8 +417,8 @@ static const Row DOCUMENT_ROWS[] = {
     {1, 2, 2, 2, 1, "--sequence-parallel 1 --virtual 2", true},
 };
 
-// Documents together have the loss and the gradients of documents one by one, in which positions
-// begin at 0: RoPE's angles are relative.
+// Tests that documents together have the loss and the gradients of documents one by one. Alone
+// their positions begin at 0, but RoPE's angles are relative.
 static void documents_alone(Context *x, const Model *s) {
     static const size_t lengths[] = {1, 5, 26, 40};
     const Layout one = {"train_llama", 1, "--micro-batch 1"};
@@ -529,7 +530,7 @@ static void documents_used(Context *x, const Model *s) {
     close_case(&c);
 }
 
-// The same bits, whatever is recomputed and in whatever order streams and messages come.
+// Tests that recomputation and the order of streams and messages change no bit.
 static void documents_bits(Context *x, const Model *s) {
     static const struct { const char *flags, *env;
     } bits[] = {{"", ""},

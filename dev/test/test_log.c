@@ -72,8 +72,8 @@ static void test_learning_rate(Check *c) {
           "a warm-up longer than the run");
 }
 
-// The batch grows where Megatron-LM's rule says, ends at the global batch, and its sums say how
-// far a run comes.
+// Tests the ramp of the batch. It grows as Megatron-LM's rule does, and ends at the
+// global batch.
 static void test_ramp(Check *c) {
     Ramp ramp = {0, 0, 0};
     Error err = {""};
@@ -266,8 +266,8 @@ static void test_special_logs(Check *c) {
     unlink(link);
 }
 
-// Lines of --eval are not repeated by a run that resumes: they stay, wherever they are, and hide
-// no line of training.
+// Tests that lines of --eval stay when a run resumes, which does not repeat them, and that they
+// hide no line of training.
 static void test_eval_lines(Check *c) {
     static const char *const text =
         "{\"step\":1,\"loss\":1}\n{\"step\":9,\"model\":\"a\",\"eval_rows\":7}\n{\"step\":2,"

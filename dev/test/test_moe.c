@@ -80,7 +80,7 @@ static const Case DROPS = {E, 2, 0.5, 0.1, 0.01};
 
 // ---- group reference -------------------------------------------------------------------
 
-// With the two losses of experts, whose gradients are among those of the loss.
+// Returns the loss and the two losses of experts, as the gradients are of their sum.
 static double tested_losses(Reference *ref, const int *tokens, const int *targets, size_t B,
                             size_t seq, double scale) {
     double extra, loss = reference_moe_loss_and_gradients(ref, &tested, tokens, targets, B, seq,

@@ -28,8 +28,8 @@ static void update_muon(Reference *ref, const Training *h, size_t step, double g
 
 // ---- group reference -------------------------------------------------------------------
 
-// Of a matrix with known singular values: the polynomial acts on each of them, and on nothing
-// else.
+// Takes a matrix with known singular values. The polynomial acts on each of them, and on
+// nothing else.
 static void group_reference(Context *x) {
     static const size_t shapes[][2] = {{5, 5}, {4, 9}, {9, 4}, {1, 6}, {6, 1}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
@@ -58,8 +58,8 @@ static void group_reference(Context *x) {
 
 // ---- group dealt -----------------------------------------------------------------------
 
-// Every block has an owner, blocks fill their buckets, and no rank has more than the least loaded
-// one and the most expensive block.
+// Tests that every block has an owner and that blocks fill their buckets. No rank has more work
+// than the least loaded rank plus the most expensive block.
 static void group_dealt(Context *x) {
     for (size_t d = 1; d <= 64; d = d < 8 ? d + 1 : 2 * d) {
         MuonSpec spec;
@@ -443,9 +443,9 @@ static double bytes_sent(const char *text, const char *op) {
     return sum;
 }
 
-// Two steps of a model with P elements in its layers' buckets and E in the others. Whole matrices:
-// (d - 1) P elements are reduced, and as many broadcast. Gathered: a reduce-scatter, an all-gather
-// of fp32 updates and one of weights.
+// Runs two steps of a model with P elements in its layers' buckets and E in the others. With
+// whole matrices (d - 1) P elements are reduced, and as many broadcast. Gathered, there are a
+// reduce-scatter, an all-gather of fp32 updates and one of weights.
 static void group_costs(Context *x) {
     double width = x->bf16 ? 2 : 4;
     for (int d = 2; d <= 8 && d <= max_ranks(x); d *= 2) {

@@ -227,7 +227,7 @@ static void test_collectives(ncclComm_t comm, cudaStream_t stream, const char *p
     }
 }
 
-// NCCL_ORDER, which the communicators that are split now take. Alone the order of ranks; then
+// Tests NCCL_ORDER, which new communicators take. The plain order is that of ranks; then come
 // rings.
 static void test_ring_orders(ncclComm_t world, cudaStream_t stream) {
     static const struct {
@@ -334,7 +334,7 @@ static void test_communicators(ncclComm_t world, cudaStream_t stream) {
     NCCL(ncclCommDestroy(backwards));
 }
 
-// A group in a group; and one over two communicators or streams, which is refused.
+// Tests a group in a group, and one over two communicators or streams, which is refused.
 static void test_groups(ncclComm_t world, cudaStream_t *streams) {
     ncclComm_t second = connected(split(world, 0, world_rank, "second"), streams[0]);
     const size_t count = 3000;
@@ -375,7 +375,7 @@ static void test_groups(ncclComm_t world, cudaStream_t *streams) {
     NCCL(ncclCommDestroy(second));
 }
 
-// More in flight than gpu_queue.h's pinned memory may hold.
+// Tests more operations in flight than gpu_queue.h's pinned memory may hold.
 static void test_many(ncclComm_t comm, cudaStream_t stream) {
     const size_t groups = 256, count = 8192, n = groups * count;
     std::vector<float> mine(n), sum(n);
@@ -442,7 +442,8 @@ static void test_semantics(ncclComm_t comm, cudaStream_t *streams) {
     cudaFree(y);
 }
 
-// All ranks destroy a communicator, the last one 0.1 s later: does rank 0 wait for it?
+// Destroys a communicator on all ranks, on the last one 0.1 s later. Returns true if rank
+// 0 waits for it.
 static bool destroy_waits(ncclComm_t comm) {
     int last = world_size - 1, back = 0;
     cudaDeviceSynchronize();
@@ -463,7 +464,7 @@ static bool refused(ncclResult_t result, const char *what, const char *beside) {
     return result == ncclInvalidUsage && strstr(why, what) && strstr(why, beside);
 }
 
-// First uses are refused beside other operations.
+// Tests that the first use of a communicator is refused beside other operations.
 static void test_connections(ncclComm_t world, cudaStream_t *streams) {
     float *x = (float *)device(4096);
     ncclComm_t comm = split(world, 0, world_rank, "fresh"),
@@ -502,7 +503,7 @@ static void test_connections(ncclComm_t world, cudaStream_t *streams) {
 
 __global__ void add_one(float *x) { *x += 1; }
 
-// A kernel and a product that have been used before may be used beside a receive.
+// Tests that a kernel and a product that have run before may run beside a receive.
 static void test_uses(ncclComm_t comm, cudaStream_t *streams) {
     float *x = (float *)device(4096);
     floatX *m = (floatX *)device(4096);

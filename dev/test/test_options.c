@@ -29,8 +29,8 @@ static bool resolve(Options *o, const char *line, unsigned sections, size_t rank
     return parse(o, line, sections, err) && options_resolve(o, file, ranks, err);
 }
 
-// One sentence: not empty, one line, no full stop, no capital at its start (the trainer puts
-// "error: " before it).
+// Returns true if an error is one sentence: not empty, one line, no full stop, no capital at
+// its start (the trainer puts "error: " before it).
 static bool is_sentence(const Error *err) {
     size_t length = strlen(err->text);
     return length > 10 && length + 1 < sizeof err->text && !strchr(err->text, '\n') &&

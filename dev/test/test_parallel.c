@@ -24,7 +24,7 @@ typedef struct {
     Layout layout;
 } Started;
 
-// How the grid is started. s must outlive the layout.
+// Returns the layout that starts the grid. s must outlive it.
 static const Layout *start_of(const Grid *g, Started *s) {
     bool tp = *g->trainer, pp = tp && strcmp(g->trainer, "_tp") != 0,
          dp = pp && strcmp(g->trainer, "_pp") != 0;
@@ -306,8 +306,8 @@ static void group_sums(Context *x) {
         check(&x->check, ok && same_log(&log, &base), "%s: %s under NCCL_ORDER=%s", s.name,
               row->first ? "resumed with the same bits" : "the bits of the row above", row->order);
     }
-    // The t ranks that hold a layernorm alike have its gradient from t communicators: equal if
-    // these add alike.
+    // The t ranks that hold the same layernorm get its gradient from t communicators. It is
+    // equal if these add in the same order.
     static const Layout TENSOR = {"train_gpt_3d", 8, "--tensor 2 --data 4"};
     if (x->bf16 || x->sanitized) return;
     Setting any = {"NCCL_ORDER=any:2", 0};
@@ -424,8 +424,8 @@ static int replicas_of(const Grid *g) {
 // Returns true for train_v: two chunks a stage, and the second ones come down again.
 static bool is_v(const Grid *g) { return strcmp(g->trainer, "v") == 0; }
 
-// Parameters of the rank of tensor rank 0 on a stage; all tensor ranks have as many. In a V the
-// chunks divide the layers here.
+// Returns the table of tensor rank 0 on a stage; all tensor ranks have as many parameters. In a
+// V the number of chunks divides the layers here.
 static ParamTable stage_table(const GPTConfig *config, const Grid *g, int stage) {
     size_t layers[64], n = 0, p = (size_t)g->p, chunks = p * (is_v(g) ? 2 : (size_t)g->v);
     size_t first = 0;
@@ -442,10 +442,10 @@ static ParamTable stage_table(const GPTConfig *config, const Grid *g, int stage)
     return table_make(config, shard);
 }
 
-// How often train_fsdp sums the gradients of a bucket, and gathers its weights, in all steps of m
-// micro-batches. The layers' gradients are summed in each. Of L layers 2 have their weights, or
-// all: the first ones after an update and after each backward, the last ones after each forward.
-// The others are gathered again.
+// Counts the sums of a bucket's gradients in train_fsdp, and the gathers of its weights, in all
+// steps of m micro-batches. The layers' gradients are summed in each. Two of L layers have their
+// weights, or all. They are the first ones after an update and after each backward, the last ones
+// after each forward. The others are gathered again.
 static void expected_sharding(const Grid *g, size_t bucket, double m, double *sums,
                               double *gathers) {
     size_t held = has(g, "--shard 2") ? TL : 2, l = bucket - BUCKET_LAYERS;
@@ -455,7 +455,7 @@ static void expected_sharding(const Grid *g, size_t bucket, double m, double *su
     if (layer) *gathers += TSTEPS * m * ((l >= held) + (l < TL - held));
 }
 
-// Returns into how many parts a sequence is cut.
+// Returns the number of parts of a sequence.
 static int context_of(const Grid *g) {
     const char *flag = strstr(g->flags, "--context ");
     return flag ? atoi(flag + strlen("--context ")) : 1;
@@ -522,8 +522,8 @@ static Counts expected_traffic(const Grid *g, int micro, size_t width) {
     add_all_reduces(&tensor[ALL_REDUCE], all, t, 2 * N * 4);
     if (is_data_lesson(g->trainer))
         memset(tensor, 0, sizeof c.by[TENSOR]);  // it has no such communicator
-    // A message is sent in t parts, which the receivers gather; under sequence parallelism they
-    // stay apart.
+    // A message is sent in t parts. The receivers gather them, but not under sequence
+    // parallelism.
     c.by[PIPELINE][SEND].calls = all * messages * t;
     c.by[PIPELINE][SEND].bytes = all * messages * X;
     if (t > 1 && !sp) add_halves(&tensor[ALL_GATHER], all * messages, t, X);
@@ -534,8 +534,8 @@ static Counts expected_traffic(const Grid *g, int micro, size_t width) {
         ParamTable table = stage_table(&config, g, stage);
         double after = has(g, "--zero 0") ? 4 : w;
         c.parameters += t * d * (double)table.total;
-        // The two stages sum the tied embedding, bucket 0: with ZeRO each data rank the part that
-        // it owns. In a V stage 0 has both ends.
+        // The two stages sum the tied embedding, bucket 0. With ZeRO each data rank sums its own
+        // part. In a V stage 0 has both ends.
         double tied = (double)table.buckets[1] * 4 / (has(g, "--zero 0") ? 1 : d);
         if (g->p > 1 && stage == 0 && !is_v(g))
             add_all_reduces(&c.by[EMBEDDING][ALL_REDUCE], steps * t * d, 2, tied);
@@ -555,15 +555,16 @@ static Counts expected_traffic(const Grid *g, int micro, size_t width) {
         }
         table_free(&table);
     }
-    // The squared norm of each tensor, the loss, and whether data could not be read or a signal
-    // came.
+    // The squared norm of each tensor, the loss, and the numbers of ranks without data or with
+    // a signal.
     double world = t * d * g->p;
     add_all_reduces(&c.by[WORLD][ALL_REDUCE], steps, world,
                     (double)(count_tensors(&config) + 3) * 8);
     return c;
 }
 
-// One line of the table: bytes per rank by the papers' formulas beside the measured ones.
+// Prints one line of the table: bytes per rank by the papers' formulas, and the measured
+// ones.
 static void print_traffic(const Grid *g, int micro, size_t width, const char *name,
                           const Counts *want, const Counts *got) {
     double ranks = g->t * g->d * g->p, m = TG / (micro * g->d),
@@ -586,8 +587,8 @@ static void print_traffic(const Grid *g, int micro, size_t width, const char *na
            (shards - 1) / shards * P * each, data / ranks / TSTEPS);
 }
 
-// Calls of a tensor rank in forward and in backward, told apart by validation, which is forward
-// alone.
+// Checks the calls of a tensor rank in forward and in backward. Validation, which is forward
+// alone, tells them apart.
 static void check_forward_and_backward(Context *x) {
     static const Layout TWO = {"train_gpt_tp", 2, "--tensor 2"};
     static const char FLAGS[] =
@@ -672,7 +673,7 @@ static double mebibytes(const char *text, const char *what) {
 
 #define LARGE "--heads 16 --channels 1024 --vocab 50257 --seq 512 "
 
-// Whether it would fit on this machine does not matter here.
+// Returns the memory that --dry-run prints, even if this machine has too little.
 static Memory dry_run(Context *x, const Grid *g, const char *model) {
     Started s;
     Outcome o = run(x->build, start_of(g, &s), PLAIN, "%s --dry-run", model);
@@ -738,7 +739,8 @@ static void memory_over_tensor(Context *x, double MiB) {
     }
 }
 
-// Recomputed activations: all layers of all micro-batches in flight share one buffer of it.
+// Checks recomputed activations: all layers of all micro-batches in flight share one
+// buffer.
 static void memory_over_recomputation(Context *x, double MiB) {
     enum { B = 4, T = 512, C = 1024, NH = 16, L = 8 };
     static const struct {
@@ -840,7 +842,7 @@ static void memory_over_shards(Context *x, double MiB) {
     }
 }
 
-// Stage 0 keeps p micro-batches under 1F1B whatever m is, and m under GPipe.
+// Checks that stage 0 keeps p micro-batches under 1F1B for any m, and m under GPipe.
 static void memory_over_schedules(Context *x) {
     enum { P = 4 };
     double gpipe[3] = {0, 0, 0}, one[3] = {0, 0, 0}, interleaved[3] = {0, 0, 0};
@@ -906,10 +908,10 @@ static void memory_over_halves(Context *x) {
           "memory: zb-auto keeps 2p micro-batches, or p if it must");
 }
 
-// A chunk of a V is one of two of a stage. Its slot holds for one layer 16 (N, C) and the halves'
-// 9, its input and ln_f's output, and statistics. A stage has 2p slots under zb-v, p + 2 under
-// v-half (p even) and 2p + 1 under dualpipe-v. Stage 0 makes the logits, sums the lookups' part of
-// wte's gradient apart, and each chunk has buffers of its own for messages.
+// A chunk of a V is half of a stage. Its slot holds 16 (N, C) for one layer and 9 for the halves,
+// its input, ln_f's output and statistics. A stage has 2p slots under zb-v, p + 2 under v-half (p
+// even) and 2p + 1 under dualpipe-v. Stage 0 makes the logits, sums the lookups' part of wte's
+// gradient apart, and each chunk has buffers of its own for messages.
 static void memory_over_v(Context *x) {
     enum { P = 4, N = 512, C = 1024, NH = 16 };
     static const char *const FLAGS[] = {"--schedule zb-v", "--schedule v-half",
@@ -1096,8 +1098,8 @@ static void group_between(Context *x) {
 
 // ---- group bubble: the schedules in the order in which they ran ------------------------
 
-// The trace of a run, played again with the mean durations of its steps and free messages, as the
-// ranks share cores. The bubble of a split backward depends on the times of its halves: here
+// Plays the trace of a run again with the mean durations of its steps and free messages, as the
+// ranks share cores. The bubble of a split backward depends on the times of its halves. Here
 // forward and both halves take the same.
 static void group_bubble(Context *x) {
     static const Grid GRIDS[] = {

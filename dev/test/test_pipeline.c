@@ -95,7 +95,8 @@ static void expect(Sweep *w, int property, bool good, const Lists *l, const char
     w->bad[property]++;
 }
 
-// limit: of zb-auto.
+// Returns true if the stage holds the expected number of micro-batches. limit: of
+// zb-auto.
 static bool flight_is_right(Schedule schedule, const Lists *l, int stage, int limit) {
     int p = l->p, most = 2 * (p - stage - 1) + (l->v - 1) * p + 1;
     if (schedule == SCHEDULE_GPIPE) most = l->m;
@@ -106,7 +107,7 @@ static bool flight_is_right(Schedule schedule, const Lists *l, int stage, int li
     return schedule == SCHEDULE_ZB_AUTO ? held <= most : held == most;
 }
 
-// The lists without times.
+// Checks lists without times.
 static void sweep_lists(Sweep *w, Schedule schedule, const Lists *l, int limit) {
     Error err = {{0}};
     size_t messages = 0, kinds = schedule >= SCHEDULE_ZB_H1 ? 3 : 2;
@@ -131,7 +132,7 @@ static void sweep_lists(Sweep *w, Schedule schedule, const Lists *l, int limit) 
     }
 }
 
-// One run: streams and walk must agree, and the bubble be the formula's.
+// Checks one run: streams and walk must agree, and the bubble must be the formula's.
 static void sweep_times(Sweep *w, Schedule schedule, const Lists *l, const double *cost,
                         int limit) {
     const PipelineTimes times = {{cost[0], cost[1], cost[2]}, 0, NULL};
@@ -331,7 +332,7 @@ static void test_links(void) {
 
 // ---- wrong lists, wrong rules ----------------------------------------------------------
 
-// Wrong lists: each must be refused with a sentence that names the reason.
+// Checks that a wrong list is refused with an error that names the reason.
 static void wrong_list(const Lists *l, const char *part, const char *name) {
     Error err = {{0}};
     bool ok = pipeline_prove(l, PIPELINE_BUFFERS, &err);
@@ -378,7 +379,7 @@ static void test_wrong_lists(void) {
         wrong_list(&l, cases[i].part, cases[i].name);
         pipeline_lists_free(&l);
     }
-    // Lists of both kinds beside each other: stage 0 by halves, stage 1 not.
+    // Lists of both kinds together: stage 0 splits its backwards, stage 1 does not.
     pipeline_parse("mixed", "F0 F1 B0 W0 B1 W1; F0 B0 F1 B1", &l, &err);
     Machine mc = machine_try(&l, PIPELINE_BUFFERS, &EQUAL, 0);
     check(&c, pipeline_prove(&l, 1, &err) && mc.complete && !mc.wrong && mc.busy == 12,
@@ -407,9 +408,9 @@ static void test_reversed_backwards(void) {
     }
 }
 
-// A trainer makes and proves lists before it starts: at the largest size that is expected of it.
-// Sanitizers take some twenty times as long, more beside other programs; so their build has a
-// bound ten times as high.
+// Times the making and the proof of lists, which a trainer does before it starts, at the largest
+// expected size. Sanitizers take some twenty times as long, and more beside other programs. So
+// their build has a bound ten times as high.
 static void test_proof_is_quick(void) {
 #ifdef __SANITIZE_ADDRESS__
     const double bound = 5;
@@ -519,7 +520,7 @@ static void test_wrong_rules(void) {
     pipeline_lists_free(&l);
 }
 
-// Whether the backwards of each chunk of each stage go 0, 1, 2, ...
+// Returns true if the backwards of each chunk of each stage go 0, 1, 2, ...
 static bool backwards_ascend(const Lists *l) {
     for (int s = 0; s < l->p; s++)
         for (int chunk = 0; chunk < l->v; chunk++)
@@ -635,8 +636,8 @@ static void test_auto(void) {
           worse);
 }
 
-// A hash of the lists of many searches, also with messages slower than steps: another way to run
-// a stage gives other lists, and another number. All of them run with two buffers.
+// Compares a hash of the lists of many searches, also with messages slower than steps. A change
+// of the search gives other lists, and another number. All of them run with two buffers.
 static void test_auto_is_the_same(void) {
     static const int stages[] = {2, 3, 8, 17}, micros[] = {1, 6, 16, 40};
     static const double costs[][3] = {

@@ -21,7 +21,7 @@ static void add(TraceList *list, const char *kind, int rank, int track, long ste
 
 static bool near(double a, double b) { return fabs(a - b) < 1e-9 * (1 + fabs(b)); }
 
-// True if a rank has these numbers (milliseconds); says which one it has not.
+// Returns true if a rank has these numbers (milliseconds). Prints the ones that differ.
 static bool matches(const StepProfile *p, size_t steps, double wall,
                     const double part[PROFILE_PARTS], double bubble, double ideal) {
     double sum = 0;

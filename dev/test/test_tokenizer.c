@@ -106,8 +106,8 @@ enum { KIND_COUNT = sizeof KINDS / sizeof KINDS[0] };
 // Three tokens that no merges make: only ignore_merges finds them.
 static const char UNMERGED[] = ",\"llo\":281,\"\xc4\xa0world's\":282,\"123\":283";
 
-// The JSON of a tokenizer: tokens 0 to 255 are the bytes, 256 is <|endoftext|>, then the merges.
-// pairs: merges are written ["a", "b"] instead of "a b".
+// Returns the JSON of a tokenizer: tokens 0 to 255 are the bytes, 256 is <|endoftext|>, then the
+// merges. pairs: merges are written ["a", "b"] instead of "a b".
 static char *make_fixture(bool pairs, const Kind *kind) {
     char *text = malloc(32768);
     if (!text) exit(1);
@@ -142,7 +142,7 @@ static void write_fixture(bool pairs, const Kind *kind) {
     free(json);
 }
 
-// Do the tokens say the text?
+// Returns true if the tokens decode to the text.
 static bool decodes_to(const Tokenizer *tk, const int *tokens, size_t count, const char *text,
                        size_t bytes) {
     size_t at = 0, n;
@@ -458,8 +458,8 @@ static const EncodeCase GPT2_ENCODED[] = {
     {"it'\xffs 'll\xff", 7, {270, 6, 187, 82, 705, 297, 187}},
 };
 
-// Encodes `bytes` bytes of a word that a quadratic encoder would need minutes for, and looks only
-// at whether they come back.
+// Encodes a word so long that a quadratic encoder would need minutes. Checks only that decoding
+// gives it back.
 static void test_long_word(const Tokenizer *tk, const char *what, const char *alphabet) {
     size_t bytes = 1 << 18, n;
     char *text = malloc(bytes);
@@ -487,8 +487,8 @@ static bool open_kind(Tokenizer *tk, const char *file, const char *prompt, Error
     return tokenizer_open_kind(tk, &o, err);
 }
 
-// Compares with the tokens of another encoder: lines of {"kind": K, "text": T, "tokens": [...]},
-// those of one kind. Returns how many lines there are.
+// Compares with the tokens of another encoder: the lines {"kind": K, "text": T, "tokens": [...]}
+// of one kind. Returns the number of lines.
 static size_t compare_cases(const Tokenizer *tk, const char *file, const char *kind, size_t *same) {
     Error err;
     size_t bytes, count = 0;
