@@ -128,8 +128,7 @@ static void layout(GPT *m) {
 // Forward and backward
 
 // Runs one layer, x (Nl, C) -> out (Nl, C). Attention lets each token look at the tokens
-// before it. The MLP looks at each token alone. Both add their results to the residual
-// stream.
+// before it. The MLP looks at each token alone. Both add to the residual stream.
 static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const floatX *x,
                           size_t B, size_t T) {
     size_t N = B * T, Nl = N / m->sp;
@@ -333,8 +332,7 @@ int main(int argc, char **argv) {
     trainer_allocate(m, layout);
     trainer_start(m);
 
-    // Between two steps come validation, a checkpoint and a sample of text, each when it is
-    // due.
+    // Between two steps come validation, a checkpoint and a sample, each when it is due.
     for (;;) {
         while (validation_goes_on(m))
             run_batch(m, false);

@@ -256,9 +256,9 @@ static void reduce_replicas(GPT *m, float *shard, size_t part) {
         follow(m, m->stream, s);
 }
 
-// Sums a bucket of gradients over the data ranks, on a stream of its own beside the backward
-// pass. Each rank ends with its part in its shard, added to the micro-batches before (add).
-// Replicas are summed once a step, behind its last micro-batch.
+// Sums a bucket of gradients over the data ranks, on a stream of its own, so that it
+// overlaps backward. Each rank gets its part of the sum in its shard, added to the
+// micro-batches before (add). Replicas are summed once a step, behind its last micro-batch.
 static void reduce_bucket(GPT *m, size_t bucket, bool add = false, bool last = true) {
     size_t lo = m->table.buckets[bucket], hi = m->table.buckets[bucket + 1];
     size_t part = (hi - lo) / m->shards;
@@ -330,8 +330,7 @@ static void use_bucket(GPT *m, size_t bucket) {
 // Forward and backward
 
 // Runs one layer, x (Nl, C) -> out (Nl, C). Attention lets each token look at the tokens
-// before it. The MLP looks at each token alone. Both add their results to the residual
-// stream.
+// before it. The MLP looks at each token alone. Both add to the residual stream.
 static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const floatX *x,
                           size_t B, size_t T) {
     size_t N = B * T, Nl = N / m->sp;
@@ -608,8 +607,7 @@ int main(int argc, char **argv) {
     trainer_start(m);
     gather_weights(m);
 
-    // Between two steps come validation, a checkpoint and a sample of text, each when it is
-    // due.
+    // Between two steps come validation, a checkpoint and a sample, each when it is due.
     for (;;) {
         while (validation_goes_on(m))
             run_batch(m, false);

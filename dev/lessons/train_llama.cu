@@ -22,8 +22,8 @@
 // of the vocabulary. Operators f and g stand where the paper draws them. Under sequence
 // parallelism layernorms and residuals are cut by rows.
 //
-// Letters: B micro-batch (sequences), T sequence length, N = B*T tokens, C channels, L
-// layers, NH heads, V vocabulary, Vp the same padded to 128. A shape stands behind every
+// Letters: B micro-batch (sequences), T sequence length, N = B*T tokens, C channels,
+// L layers, NH heads, V vocabulary, Vp the same padded to 128. A shape stands behind every
 // pointer. A layer's weight w[QKVW] has the gradient dw[QKVW]. The matrices of k and v
 // follow q's without a gap, and up's follows gate's (llmc/llama.h).
 //
@@ -603,8 +603,7 @@ static void activation_backward(GPT *m, floatX *dinp, const floatX *dout, const 
 }
 
 // Runs one layer, x (Nl, C) -> out (Nl, C). Attention lets each token look at the tokens
-// before it. The MLP looks at each token alone. Both add their results to the residual
-// stream.
+// before it. The MLP looks at each token alone. Both add to the residual stream.
 static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const floatX *x,
                           size_t B, size_t T) {
     size_t N = B * T, Nl = N / m->sp;
@@ -985,8 +984,7 @@ int main(int argc, char **argv) {
     make_angles(m);
     trainer_start(m);
 
-    // Between two steps come validation, a checkpoint and a sample of text, each when it is
-    // due.
+    // Between two steps come validation, a checkpoint and a sample, each when it is due.
     for (;;) {
         while (validation_goes_on(m))
             run_batch(m, false);

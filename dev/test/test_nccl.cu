@@ -227,8 +227,8 @@ static void test_collectives(ncclComm_t comm, cudaStream_t stream, const char *p
     }
 }
 
-// Tests NCCL_ORDER, which new communicators take. The plain order is that of ranks; then come
-// rings.
+// Tests NCCL_ORDER, which new communicators take. ring:0 is a ring in the order of ranks, and
+// ring:SEED is another one for all communicators. any:SEED gives each communicator its own.
 static void test_ring_orders(ncclComm_t world, cudaStream_t stream) {
     static const struct {
         const char *name;
