@@ -1,6 +1,6 @@
-// test_gpt.c: runs the trainers as a user would, by their command line, and compares what they
-// leave behind (losses, norms, gradients, weights, checkpoints, error messages) with the fp64
-// reference, llmc/reference.h.
+// test_gpt.c: runs the trainers as a user would, by their command line. Compares their losses,
+// norms, gradients, weights, checkpoints and error messages with the fp64 reference,
+// llmc/reference.h.
 //
 //   test_gpt BUILD_DIR [GROUP]      for example: test_gpt build/cpu-fp32 golden
 //
@@ -15,8 +15,8 @@
 
 // ---- group reference -------------------------------------------------------------------
 
-// Backward against central differences of forward, every single parameter; with dropout too,
-// whose masks stay.
+// Compares backward with central differences of forward, for every single parameter. Also
+// with dropout, with the same masks.
 static void test_finite_differences(Context *x, double dropout) {
     enum { B = 2, T = 4 };
     Reference ref = random_model(2, 6, 2, 7, 5, 0.5, 1);
@@ -30,7 +30,8 @@ static void test_finite_differences(Context *x, double dropout) {
     reference_free(&ref);
 }
 
-// Two halves of a batch add up to the whole; a larger padding of the vocabulary changes nothing.
+// Tests that two halves of a batch add up to the whole, and that a larger padding of the
+// vocabulary changes nothing.
 static void test_reference_sums(Context *x) {
     const Reference *g = &x->golden;
     GPTConfig wide_config = g->config;
@@ -56,8 +57,8 @@ static void test_reference_sums(Context *x) {
     reference_free(&wide);
 }
 
-// The independent case: PyTorch in float64 made the losses and norms; its gradients are stored as
-// fp32.
+// Tests the independent case. PyTorch in float64 made the losses and norms; its gradients are
+// stored as fp32.
 static void test_reference_golden(Context *x) {
     Reference ref = reference_copy(&x->golden);
     Expected ours = reference_train(&ref, &x->training, x->tokens, false);
@@ -93,7 +94,7 @@ static void group_reference(Context *x) {
 
 // ---- group golden: one rank against the golden case ------------------------------------
 
-// The table "is my difference normal?" for one rank, tensor by tensor.
+// Prints the table "is my difference normal?" for one rank, tensor by tensor.
 static void print_tensor_table(const Context *x, const double *got, const double *golden) {
     double bound = bounds(x, &x->golden.config).gradient;
     printf("     %-28s %12s %12s %12s %9s\n", "gradient (one rank)", "L2 norm", "vs PyTorch",
@@ -156,7 +157,8 @@ typedef struct {
     size_t L, C, NH, V, maxT, T, micro, global;
 } Shape;
 
-// Packs of 4 and 8 elements, warps of 32 and tiles do not divide most of these.
+// Most of these sizes are no multiples of packs of 4 and 8 elements, of warps of 32 or of
+// tiles.
 static const Shape SHAPES[] = {
     {"nothing divides", 3, 18, 3, 33, 7, 7, 1, 3},
     {"one token, one head, one layer", 1, 8, 1, 9, 1, 1, 2, 8},
@@ -337,8 +339,8 @@ static bool lr_follows(const Log *log, bool cosine, double lr, double final, siz
     return ok;
 }
 
-// Validation after 0, 2, 4 and 5 updates of the golden run, over the five batches that its shard
-// has.
+// Checks validation after 0, 2, 4 and 5 updates of the golden run, over the five batches of its
+// shard.
 static void check_validation(Context *x, const Log *log) {
     double bound = bounds(x, &x->golden.config).loss, worst = log->vals == 4 ? 0 : INFINITY;
     for (size_t i = 0; i < log->vals; i++) {
@@ -357,8 +359,8 @@ static void check_validation(Context *x, const Log *log) {
           "validation losses %.1e (bound %.1e)", worst, bound);
 }
 
-// True if each of the steps' lines says MFU, in percent, or none does: only the peak of some GPUs
-// is known, and of no CPU.
+// Returns true if all lines of steps have MFU, in percent, or none has. Only the peak of some
+// GPUs is known, and of no CPU.
 static bool says_mfu(const char *out, size_t steps, bool gpu) {
     size_t lines = 0;
     for (const char *at = strstr(out, "MFU"); at; at = strstr(at + 1, "MFU")) {
@@ -406,8 +408,7 @@ static void group_reports(Context *x) {
     check(&x->check, ok && printed && same_log(&sampled, &cosine),
           "samples start with the prompt and leave training alone");
 
-    // Which samples are drawn depends on the seed alone, not on how they are cut into
-    // micro-batches.
+    // The drawn samples depend on the seed alone, not on their cut into micro-batches.
     ok = trains(x, "%s --micro-batch 1 --shuffle 1 --seed 9", BYTES);
     Log singly = read_log("log");
     ok = trains(x, "%s --micro-batch 4 --shuffle 1 --seed 9", BYTES) && ok;
@@ -449,7 +450,8 @@ typedef struct {
     const char *says;  // what the sentence must name
 } Refusal;
 
-// What options.h refuses is in dev/test/test_options.c; here is that a trainer stops then.
+// dev/test/test_options.c has all refusals of options.h. These rows test that a trainer
+// stops then.
 static const Refusal REFUSALS[] = {
     {"unknown flag", GOOD "--frobnicate 3", 2, "frobnicate"},
     {"flag of another trainer", GOOD "--pipeline 2", 2, "pipeline"},
@@ -472,7 +474,7 @@ static const Refusal REFUSALS[] = {
     {"--trace in no folder", GOOD "--trace nowhere/trace", 2, "nowhere/trace"},
 };
 
-// What train_offload refuses besides.
+// More refusals of train_offload.
 static const struct {
     Refusal refusal;
     const char *env;
@@ -486,8 +488,8 @@ static const struct {
      "CPU_HOST_MEMORY=0.01"},
 };
 
-// Model folders that are refused, made by damaging a good one: one or two of each file, of which
-// test_checkpoint.c has all faults.
+// Model folders that are refused, made by damaging a good one: one or two faults of each file.
+// All faults are in test_checkpoint.c.
 typedef struct {
     const char *name;
     Damage damage;
@@ -513,8 +515,7 @@ static void group_refusals(Context *x) {
     write_shard("batch.bin", magic, 1, 24 * 8, tokens, 24 * 8);  // the last target is missing
     write_shard("token.bin", magic, 1, n, foreign_token, x->token_count);
     free(foreign_token);
-    // Only one trainer is built with sanitizers: the last one, which reads all that the first one
-    // reads.
+    // Only the last trainer is built with sanitizers. It reads the same files as the first one.
     Layout one = {x->sanitized ? "train_gpt_3d" : "train_gpt", 1, ""};
     for (size_t i = 0; i < sizeof REFUSALS / sizeof *REFUSALS; i++) {
         const Refusal *r = &REFUSALS[i];
@@ -539,7 +540,7 @@ static void group_refusals(Context *x) {
 
 #define RUN DATA "--seq 24 --micro-batch 4 --global-batch 8 --val-every 0 "
 
-// A signal: the step is finished and saved, and the run can go on.
+// Sends a signal: the step is finished and saved, and the run can be resumed.
 static void check_signal(Context *x, int number, const char *name) {
     remove_tree("signal");
     remove("log");
@@ -585,8 +586,7 @@ static void group_failures(Context *x) {
 
 // ---- groups layouts and pipeline: every layout against the reference -------------------
 
-// The models of the matrix: the golden case, and random ones that larger and odder layouts
-// divide, or do not.
+// The models of the matrix: the golden case, and random ones for larger and odd layouts.
 typedef struct {
     size_t L, C, NH, V, maxT, T, global, steps;
     double dropout;
@@ -895,11 +895,11 @@ typedef struct {
     double *one_rank;                     // gradients of the first row; NULL before
 } Case;
 
-// Rows of the same case, t, d, micro-batch, sequence and context parallelism and replicas must have
-// the same bits, whatever else they do differently, if all of them have stages or none has. With
-// and without, losses and gradients of the first step are the same but for the tied embedding,
-// whose two gradients are added in another order. train_fsdp sums over the ranks before it adds
-// micro-batches: with several of each it is a family of its own.
+// Rows of a family must have the same bits, whatever else they do differently. A family has the
+// same case, t, d, micro-batch, sequence and context parallelism and replicas, and all rows have
+// stages or none has. With and without stages, losses and gradients of the first step are the
+// same but for the tied embedding. Its two gradients are added in another order. train_fsdp sums
+// over the ranks before it adds micro-batches: with several of each it is a family of its own.
 typedef struct {
     int fixture, t, d, micro;
     bool sp, ranks_first;
@@ -949,7 +949,8 @@ static void open_case(const Context *x, Case *c, int fixture) {
     write_letters("letters.json");
 }
 
-// All gradients are the same bits, that of the tied embedding aside if it may differ.
+// Returns true if all gradients have the same bits. Skips the tied embedding if it may
+// differ.
 static bool same_gradients(const ParamTable *table, const double *a, const double *b, bool tied) {
     const Tensor *wte = table_find(table, WTE, 0);
     size_t end = wte->offset + wte->size;
@@ -957,8 +958,8 @@ static bool same_gradients(const ParamTable *table, const double *a, const doubl
            memcmp(a + end, b + end, (table->total - end) * sizeof(double)) == 0;
 }
 
-// Compares the run in "out" with its family, or founds one with it. Says which row it was
-// compared with.
+// Compares the run in "out" with its family, and prints the row that it was compared
+// with. The first run of a family begins it.
 static bool compare_bits(Matrix *m, const Row *row, const ParamTable *table, const Log *log,
                          double *gradients, char says[48]) {
     bool sp = row->t > 1 && strstr(row->flags, "--sequence-parallel 1");
@@ -999,7 +1000,7 @@ static bool compare_bits(Matrix *m, const Row *row, const ParamTable *table, con
            same_gradients(table, gradients, other->gradients, false);
 }
 
-// The flags of a row's trainer and grid, and its name in the table.
+// Writes the flags of a row's trainer and grid, and its name in the table.
 static void row_flags(const Row *row, char flags[192], char name[128]) {
     bool one = !*row->trainer || strcmp(row->trainer, "offload") == 0;
     bool pp = strcmp(row->trainer, "_pp") == 0;
@@ -1015,10 +1016,10 @@ static void row_flags(const Row *row, char flags[192], char name[128]) {
              row->flags);
 }
 
-// Did a run with messages launch all its kernels before training began? Prints the first that it
-// did not: on a GPU its loading may hang beside a message. Two are excused, as no message is in
-// flight then: AdamW comes behind the norm, and a sample synchronises before its products, which
-// have shapes of their own.
+// Returns true if a run with messages launched all its kernels before training began. Prints the
+// first that it did not: on a GPU its loading may hang beside a message. Two are excused, as no
+// message is in flight then. AdamW comes behind the norm. A sample synchronises before its
+// products, which have shapes of their own.
 static bool kernels_are_warm(const char *err) {
     static const char LATE[] = "first use after the warm-up: ";
     bool excused = false;  // AdamW must be there, or nothing has been listed
@@ -1047,8 +1048,8 @@ static void run_row(Context *x, Matrix *m, const Row *row) {
     trainer_program(trainer, sizeof trainer, row->trainer);
     row_flags(row, flags, name);
     remove_tree("out");
-    // The warm-up must know the kernels of validation and samples, too, which change none of the
-    // compared numbers. Larger models have no others.
+    // The warm-up must also load the kernels of validation and samples, which change none of the
+    // compared numbers. Larger models have the same kernels.
     bool messages = row->p > 1 || strstr(row->flags, "--context");
     bool between = messages && (row->fixture <= SHARED || c->h.dropout > 0.0);
     Setting listed = {"CPU_FIRST_USES=1", 0};
@@ -1123,9 +1124,9 @@ static void matrix_end(const Context *x, Matrix *m) {
     free(m);
 }
 
-// Lists that no schedule by name makes, for 2 stages and 8 micro-batches: whole backwards on
-// stage 0 beside halves on stage 1; and interleaved 1F1B by halves, on stage 0 at once, on stage
-// 1 with all weight steps at the end.
+// Lists that no schedule by name makes, for 2 stages and 8 micro-batches. The first has whole
+// backwards on stage 0 and split ones on stage 1. The second is interleaved 1F1B with split
+// backwards. Stage 0 runs weight steps at once, stage 1 all of them at the end.
 static const char HALVES_OF_ONE[] =
     "F0 F1 B0 F2 B1 F3 B2 F4 B3 F5 B4 F6 B5 F7 B6 B7; F0 B0 F1 B1 F2 W0 B2 F3 B3 F4 B4 F5 B5 F6 "
     "W1 B6 F7 B7 W2 "
@@ -1153,8 +1154,8 @@ static void group_layouts(Context *x) {
     matrix_end(x, m);
 }
 
-// Every p, v and m of the list, with one tensor rank and two, against the same micro-batches
-// without stages.
+// Compares every p, v and m of the list, with one tensor rank and two, with the same
+// micro-batches without stages.
 static void group_pipeline(Context *x) {
     static const int STAGES[] = {2, 3, 4, 6, 8};
     Matrix *m = matrix_begin(x);

@@ -6,10 +6,13 @@
 // L layers, NH heads, V vocabulary, Vp the same padded to 128. A shape stands behind every
 // pointer. Weights are [in, out]: w[QKVW] is one of a layer, dw[QKVW] its gradient
 // (llmc/model.h).
-//  The next trainer shares each layer among ranks, and needs letters for a rank's part of
-// it. A rank alone has everything: Nl = N rows of the residual stream (sp = 1 rank shares
-// them), A = C channels in NHl = NH heads, F = 4C hidden units, and Vl = Vp tokens of the
-// vocabulary, from V0 = 0 on.
+//
+// The trainer train_gpt_tp.cu shares each layer among ranks, and has letters for a rank's
+// part of it. Here a rank has whole layers:
+//   A = C channels, in NHl = NH heads.
+//   F = 4C hidden units.
+//   Vl = Vp tokens of the vocabulary, from V0 = 0 on.
+//   Nl = N/sp = N rows of the residual stream, as sp = 1.
 
 // Trainer: everything but the mathematics: options, memory, data, optimizer, checkpoints
 #include "llmc/trainer.cuh"
@@ -43,7 +46,7 @@ struct Acts {
 };
 
 struct GPT : Trainer {
-    Acts acts;          // of the micro-batch at hand
+    Acts acts;          // of the current micro-batch
 
     // The loss has the largest buffer, so its gradient takes the place of the logits.
     floatX *logits;     // (N, Vl)      become their own gradient
@@ -124,8 +127,8 @@ static void layout(GPT *m) {
 // ----------------------------------------------------------------------------------------
 // Forward and backward
 
-// One layer, x (Nl, C) -> out (Nl, C). Attention lets each token look at those before it,
-// the MLP looks at each token alone, and both add what they found to the residual stream.
+// Runs one layer, x (Nl, C) -> out (Nl, C). Attention lets each token look at the tokens
+// before it. The MLP looks at each token alone. Both add to the residual stream.
 static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const floatX *x,
                           size_t B, size_t T) {
     size_t N = B * T, Nl = N / m->sp;
@@ -156,10 +159,10 @@ static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const flo
                      drop(m, DROPOUT_FCPROJ, l));
 }
 
-// One layer, from its end to its beginning: dresidual (Nl, C), the gradient of its output,
-// becomes that of its input x. The gradient of a matrix product is two products, one for
-// its input and one for its weight. Gradients of weights are sums over the micro-batches:
-// the first one writes them, the others add (add).
+// Runs one layer backward. dresidual (Nl, C), the gradient of its output, becomes the
+// gradient of its input x. The gradient of a matrix product is two products, one for its
+// input and one for its weight. Gradients of weights are sums over the micro-batches: the
+// first one writes them, the others add to them (add).
 static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool add) {
     size_t B = m->B, T = m->T;
     size_t N = B * T, Nl = N / m->sp;
@@ -171,8 +174,8 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
     Matmul *mm = &m->matmul;
     cudaStream_t s = m->stream;
 
-    // Backward first makes the buffers that forward did not keep: those of the
-    // whole layer from its input, or GELU's output from the hidden units.
+    // First recompute the buffers that forward did not keep: the whole layer from its
+    // input, or only GELU's output from the hidden units.
     if (m->opt.recompute == RECOMPUTE_LAYER)
         layer_forward(m, l, a, NULL, x, B, T);
     if (m->opt.recompute == RECOMPUTE_GELU)
@@ -208,8 +211,8 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
                        x, w[LN1W], a->ln1, Nl, C, add, s);
 }
 
-// Tokens (B, T) -> lnf (Nl, C). The residual stream begins with a token's row of wte and
-// its position's row of wpe.
+// Runs the layers, tokens (B, T) -> lnf (Nl, C). The residual stream begins with a
+// token's row of wte and its position's row of wpe.
 static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, int micro) {
     size_t N = B * T, Nl = N / m->sp;
     size_t C = m->config.C, L = m->config.L;
@@ -229,9 +232,9 @@ static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, i
     layernorm_forward(acts->lnf, acts->residual[L], w[LNFW], w[LNFB], Nl, C, s);
 }
 
-// lnf (Nl, C) -> the micro-batch's losses. To train, the logits become their own gradient,
-// softmax minus target, and dresidual (Nl, C) that of the last layer's output: gradients of
-// the step's mean loss.
+// Computes the micro-batch's losses from lnf (Nl, C). To train, the logits become their
+// own gradient, softmax minus target. The gradient of the last layer's output goes to
+// dresidual (Nl, C). Both are gradients of the step's mean loss.
 static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
                               bool training) {
     size_t N = m->B * m->T, Nl = N / m->sp;
@@ -254,7 +257,7 @@ static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
     classifier_gradient(losses, m->logits, m->row_max, sum, target, targets,
                         m->dloss, N, V, Vl, V0, training, s);
 
-    // Losses are summed in double and in a fixed order, as all that has to be reproducible.
+    // Losses are summed in double and in a fixed order, so that the sum is reproducible.
     loss_sum(&m->loss_sums[micro], losses, N, s);
     if (!training) return;
 
@@ -265,8 +268,9 @@ static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
                        acts->residual[L], w[LNFW], acts->lnf, Nl, C, add, s);
 }
 
-// dresidual (Nl, C), which loss_and_gradient has left -> gradients of the layers and of the
-// embeddings. wte has two uses: the gradient of the lookup adds to the head's.
+// Computes the gradients of all layers and of the embeddings. Takes dresidual (Nl, C) as
+// loss_and_gradient has left it. The matrix wte has two uses: the lookup's gradient adds
+// to the head's.
 static void backward(GPT *m, Acts *acts, const int *inputs, int micro) {
     size_t B = m->B, T = m->T, Nl = B * T / m->sp;
     size_t C = m->config.C, L = m->config.L;
@@ -285,7 +289,7 @@ static void backward(GPT *m, Acts *acts, const int *inputs, int micro) {
 }
 
 // Runs all micro-batches of the global batch: with backward to train, without to validate.
-// A micro-batch is as much as memory has room for; the gradients of all are summed.
+// A micro-batch is as large as memory allows. The gradients of all are summed.
 static void run_batch(GPT *m, bool training) {
     for (size_t micro = 0; micro < m->micros; micro++) {
         size_t at = micro * m->B * m->T;
@@ -300,8 +304,8 @@ static void run_batch(GPT *m, bool training) {
 // ----------------------------------------------------------------------------------------
 // The run
 
-// One step over the next global batch: forward, backward and update. The norm of all
-// gradients together says whether AdamW is to clip them.
+// Runs one step over the next global batch: forward, backward and update. The norm of all
+// gradients together decides if AdamW clips them.
 static void train_step(GPT *m) {
     StepReport report = trainer_begin_step(m);
     run_batch(m, true);
@@ -328,8 +332,7 @@ int main(int argc, char **argv) {
     trainer_allocate(m, layout);
     trainer_start(m);
 
-    // Between two steps come validation, a checkpoint and a sample of text, if they are due:
-    // each of the functions that are asked knows when.
+    // Between two steps come validation, a checkpoint and a sample, each when it is due.
     for (;;) {
         while (validation_goes_on(m))
             run_batch(m, false);

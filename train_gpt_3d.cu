@@ -1,11 +1,11 @@
 // train_gpt_3d.cu: train_gpt_pp.cu plus data parallelism with a sharded optimizer (ZeRO
-// stage 1, Rajbhandari et al. 2020): the full grid of t x d x p ranks. The last of four
-// trainers.
+// stage 1, Rajbhandari et al. 2020). The ranks are the full grid of t x d x p. The last
+// of four trainers.
 //
-// The d replicas share the global batch. A bucket of gradients (wte, wpe, each layer,
-// ln_f) is summed over them by a reduce-scatter. ZeRO-1: each data rank then owns 1/d of
-// every bucket, whatever tensors that cuts, updates it, and the weights are gathered again
-// while the next forward runs.
+// The d replicas share the global batch. A reduce-scatter sums each bucket of gradients
+// (wte, wpe, each layer, ln_f) over them. ZeRO-1: each data rank then owns 1/d of every
+// bucket, even where that cuts through a tensor, and updates it. The weights are gathered
+// again while the next forward runs.
 //
 // The layers are dealt to p stages in v chunks each: global chunk c*p + s is chunk c of
 // stage s. A stage runs the list of steps that llmc/pipeline.h gives it; activations go up
@@ -20,9 +20,11 @@
 // pointer. Weights are [in, out]: w[QKVW] is one of a layer, dw[QKVW] its gradient
 // (llmc/model.h).
 //
-// A rank of t has A = C/t channels in NHl = NH/t heads, F = 4C/t hidden units, and Vl = Vp/t
-// tokens of the vocabulary, from V0 on. Of the residual stream it has all Nl = N rows, or
-// Nl = N/t where sp = t ranks share them: under sequence parallelism.
+// Each of t tensor ranks has:
+//   A = C/t channels, in NHl = NH/t heads.
+//   F = 4C/t hidden units.
+//   Vl = Vp/t tokens of the vocabulary, from V0 on.
+//   Nl = N/sp rows of the residual stream. Under sequence parallelism sp = t, else 1.
 
 // Trainer: everything but the mathematics: options, memory, data, optimizer, checkpoints
 #include "llmc/trainer/stages.cuh"
@@ -55,9 +57,9 @@ struct Acts {
     Layernorm lnf;      // (Nl, C)
 };
 
-// One end of a link. A link carries activations up or gradients down between two stages,
-// on a stream of its own at both ends, so that a message that has to wait holds up no other
-// one and no compute. Two buffers let a message travel while compute is at the next.
+// One end of a link. A link carries activations up or gradients down between two stages. It
+// has a stream of its own at both ends, so a message that waits holds up neither compute
+// nor other messages. Two buffers let a message travel while compute is at the next.
 struct LinkEnd {
     ncclComm_t comm;        // of two ranks, 0 sends to 1; NULL: no link, or not connected yet
     cudaStream_t stream;
@@ -69,10 +71,10 @@ struct LinkEnd {
 
 struct GPT : Trainer {
     ncclComm_t tensor;            // the t ranks that share each layer
-    cudaStream_t tensor_stream;   // for those of their collectives that overlap compute
-    cudaEvent_t computed;         // what such a collective reads has been written
-    cudaEvent_t reduced_ready;    // dreduced has
-    cudaEvent_t gathered_ready;   // gathered has
+    cudaStream_t tensor_stream;   // for its collectives that overlap compute
+    cudaEvent_t computed;         // the input of such a collective is written
+    cudaEvent_t reduced_ready;    // dreduced is written
+    cudaEvent_t gathered_ready;   // gathered is written
 
     ncclComm_t embedding;   // first and last stage, which both hold wte; else NULL
     LinkEnd receive[2];     // of activations and of gradients, by StepKind
@@ -81,7 +83,7 @@ struct GPT : Trainer {
 
     ncclComm_t data;               // the d ranks that hold the same part of the model
     cudaStream_t data_stream;
-    cudaEvent_t bucket_done;       // what is reduced or gathered next has been written
+    cudaEvent_t bucket_done;       // the next bucket to reduce or gather is written
     cudaEvent_t reduced_all;       // all buckets are reduced
     cudaEvent_t *gathered_bucket;  // [buckets] its weights are up to date on every data rank
 
@@ -99,8 +101,8 @@ struct GPT : Trainer {
     floatX *dnorm;      // (N, C)       gradient of a layernorm's output; (N, A) of atty
     floatX *reduced;    // (Nl, C)      proj, summed over the ranks: in its place if Nl = N
     floatX *dreduced;   // (Nl, C)      and dnorm
-    floatX *gathered;   // (N, C)       rows of all ranks: what f hands over
-    floatX *dgathered;  // (N, C)       and what g hands over in backward
+    floatX *gathered;   // (N, C)       rows of all ranks: f's output
+    floatX *dgathered;  // (N, C)       and g's output in backward
     floatX *dqkv;       // (N, 3A)
     floatX *dfch;       // (N, F)
     float *dattention;  // (B, NHl, T)  scratch of attention's backward pass
@@ -116,8 +118,8 @@ static void own_buckets(GPT *m, State *state) {
     }
 }
 
-// Takes this rank's part of every layer of its stage, and of the vocabulary. Of the reduced
-// gradients it owns 1/d, and with ZeRO that much of the optimizer, too.
+// Takes this rank's part of every layer of its stage, and of the vocabulary. It owns 1/d of
+// the reduced gradients, and with ZeRO 1/d of the optimizer.
 static void shard(GPT *m) {
     size_t t = m->grid.t;
     trainer_sizes(m, t);
@@ -255,15 +257,16 @@ static const floatX *tensor_gather(GPT *m, floatX *out, const floatX *x, size_t 
     return out;
 }
 
-// Operator f, before a pair: in forward every rank takes the same input (a gather under
-// sequence parallelism), so in backward the gradients of all ranks are summed.
+// Operator f stands before a pair. In forward every rank takes the same input, and under
+// sequence parallelism gathers it. So backward sums the gradients of all ranks.
 static const floatX *f_forward(GPT *m, const floatX *x, size_t N) {
     return tensor_gather(m, m->gathered, x, N, m->stream);
 }
 
-// Gathers f's output for backward, which did not keep it: on a stream of its own, beside
-// the products that come before those that read it. Two streams use one communicator, in
-// the same order on all ranks: events order each collective behind the one before.
+// Gathers f's output for backward, as forward did not keep it. It has a stream of its
+// own, so products that do not read it overlap the gather. Now two streams use one
+// communicator, which needs the same order on all ranks. Events put each collective
+// behind the one before.
 static const floatX *f_gather_again(GPT *m, const floatX *x) {
     if (m->sp == 1) return x;
     CUDA_CHECK(cudaEventRecord(m->computed, m->stream));
@@ -273,8 +276,8 @@ static const floatX *f_gather_again(GPT *m, const floatX *x) {
     return m->gathered;
 }
 
-// Starts the sum of dnorm. The products for the weight's gradient need not wait for it and
-// hide it; they read what was gathered last, which the compute stream waits for here.
+// Starts the sum of dnorm. The product for the weight's gradient needs no sum and overlaps
+// it. It reads the rows gathered last, so the compute stream waits for them here.
 static void f_backward_begin(GPT *m) {
     if (m->grid.t == 1) return;
     CUDA_CHECK(cudaEventRecord(m->computed, m->stream));
@@ -292,8 +295,8 @@ static const floatX *f_backward_end(GPT *m) {
     return m->dreduced;
 }
 
-// Operator g, behind a pair, is f turned round: in forward the summands of all ranks are
-// summed, and in backward every rank takes the same gradient. Returns out.
+// Operator g stands behind a pair, and is f turned round. Forward sums the summands of
+// all ranks. In backward every rank takes the same gradient. Returns out.
 static const floatX *g_forward(GPT *m, floatX *out, const floatX *partial, size_t N) {
     if (m->grid.t > 1)
         tensor_sum(m, out, partial, N, m->stream);
@@ -306,8 +309,8 @@ static const floatX *g_backward(GPT *m, const floatX *dout) {
     return tensor_gather(m, m->dgathered, dout, m->B * m->T, m->stream);
 }
 
-// Sums the gradients of layernorms over the tensor ranks, as under sequence parallelism
-// each has them of its own rows only, as far as they lie in elements [lo, hi).
+// Sums the gradients of layernorms in elements [lo, hi) over the tensor ranks. Under
+// sequence parallelism each rank has the gradients from its own rows only.
 static void reduce_layernorms(GPT *m, size_t lo, size_t hi) {
     if (m->sp == 1) return;
     NCCL_CHECK(ncclGroupStart());
@@ -325,9 +328,9 @@ static void reduce_layernorms(GPT *m, size_t lo, size_t hi) {
 // Links between pipeline stages
 //
 // The host only enqueues: it waits for no message, so it need not know which comes first. A
-// buffer is filled and emptied in turn, and each side waits for the event of the other. Of t
-// tensor ranks each sends 1/t of a message to its counterpart, where all gather it (the
-// paper's scatter/gather optimisation); under sequence parallelism 1/t is all they need.
+// buffer is filled and emptied in turn, and each side waits for the event of the other. Each
+// of t tensor ranks sends 1/t of a message to its counterpart. There all ranks gather it
+// (the paper's scatter/gather optimisation). Under sequence parallelism 1/t is enough.
 
 // Receives x (Nl, C) of N tokens from the neighbour: activations or gradients.
 static void link_receive(GPT *m, StepKind kind, floatX *x, size_t N, int micro, int chunk) {
@@ -365,12 +368,12 @@ static void link_send(GPT *m, StepKind kind, const floatX *x, size_t N, int micr
     CUDA_CHECK(cudaEventRecord(end->emptied[b], end->stream));
 }
 
-// The chunk that starts from tokens.
+// Returns true for the chunk that starts from tokens.
 static bool is_first(const GPT *m, size_t chunk) {
     return m->table.shard.embedding && chunk == 0;
 }
 
-// The chunk that ends in the loss.
+// Returns true for the chunk that ends in the loss.
 static bool is_last(const GPT *m, size_t chunk) {
     return m->table.shard.head && chunk == m->plan.chunks - 1;
 }
@@ -378,8 +381,8 @@ static bool is_last(const GPT *m, size_t chunk) {
 // ----------------------------------------------------------------------------------------
 // Buckets: gradients are summed and weights are gathered over the data ranks
 
-// Sums a bucket of gradients over the data ranks, on a stream of its own beside the backward
-// pass. Each rank ends with its part, and without ZeRO all of them with all parts.
+// Sums a bucket of gradients over the data ranks, on a stream of its own, so that it
+// overlaps backward. Each rank gets its part of the sum, and without ZeRO all parts.
 static void reduce_bucket(GPT *m, size_t bucket) {
     size_t lo = m->table.buckets[bucket], hi = m->table.buckets[bucket + 1];
     size_t part = (hi - lo) / m->grid.d;
@@ -415,8 +418,8 @@ static void gather_weights(GPT *m) {
     }
 }
 
-// Whether a bucket of gradients is complete once this micro-batch's backward is through, and
-// its sum may overlap what is left of backward.
+// Returns true if this micro-batch's backward completes buckets of gradients, and their sums
+// may overlap the rest of backward.
 static bool reduce_now(const GPT *m, int micro) {
     return m->opt.overlap && (size_t)micro + 1 == m->micros;
 }
@@ -431,8 +434,8 @@ static void use_bucket(GPT *m, size_t bucket) {
 // ----------------------------------------------------------------------------------------
 // Forward and backward
 
-// One layer, x (Nl, C) -> out (Nl, C). Attention lets each token look at those before it,
-// the MLP looks at each token alone, and both add what they found to the residual stream.
+// Runs one layer, x (Nl, C) -> out (Nl, C). Attention lets each token look at the tokens
+// before it. The MLP looks at each token alone. Both add to the residual stream.
 static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const floatX *x,
                           size_t B, size_t T) {
     size_t N = B * T, Nl = N / m->sp;
@@ -467,10 +470,10 @@ static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const flo
                      drop(m, DROPOUT_FCPROJ, l));
 }
 
-// One layer, from its end to its beginning: dresidual (Nl, C), the gradient of its output,
-// becomes that of its input x. The gradient of a matrix product is two products, one for
-// its input and one for its weight. Gradients of weights are sums over the micro-batches:
-// the first one writes them, the others add (add).
+// Runs one layer backward. dresidual (Nl, C), the gradient of its output, becomes the
+// gradient of its input x. The gradient of a matrix product is two products, one for its
+// input and one for its weight. Gradients of weights are sums over the micro-batches: the
+// first one writes them, the others add to them (add).
 static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool add) {
     size_t B = m->B, T = m->T;
     size_t N = B * T, Nl = N / m->sp;
@@ -482,8 +485,8 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
     Matmul *mm = &m->matmul;
     cudaStream_t s = m->stream;
 
-    // Backward first makes the buffers that forward did not keep: those of the
-    // whole layer from its input, or GELU's output from the hidden units.
+    // First recompute the buffers that forward did not keep: the whole layer from its
+    // input, or only GELU's output from the hidden units.
     if (m->opt.recompute == RECOMPUTE_LAYER)
         layer_forward(m, l, a, NULL, x, B, T);
     if (m->opt.recompute == RECOMPUTE_GELU)
@@ -527,7 +530,7 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
                        x, w[LN1W], a->ln1, Nl, C, add, s);
 }
 
-// One chunk: tokens (B, T), or residual[0] of the chunk before -> lnf (Nl, C), or
+// Runs one chunk: tokens (B, T), or residual[0] from the chunk before -> lnf (Nl, C), or
 // residual[L] for the next one. The residual stream begins with a token's row of wte and
 // its position's row of wpe. A rank looks up the tokens of its part of the vocabulary, and
 // rank 0 adds the positions.
@@ -563,10 +566,11 @@ static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, i
     layernorm_forward(acts->lnf, acts->residual[L], w[LNFW], w[LNFB], Nl, C, s);
 }
 
-// lnf (Nl, C) -> the micro-batch's losses. To train, the logits become their own gradient,
-// softmax minus target, and dresidual (Nl, C) that of the last layer's output: gradients of
-// the step's mean loss. Every rank has the logits of its part of the vocabulary, and only
-// three numbers a token travel: maximum, sum of exponentials, logit of the target.
+// Computes the micro-batch's losses from lnf (Nl, C). To train, the logits become their own
+// gradient, softmax minus target. The gradient of the last layer's output goes to dresidual
+// (Nl, C). Both are gradients of the step's mean loss. Every rank has the logits of its
+// part of the vocabulary. Only three numbers a token travel: maximum, sum of exponentials,
+// logit of the target.
 static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
                               bool training) {
     size_t N = m->B * m->T, Nl = N / m->sp;
@@ -594,7 +598,7 @@ static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
     classifier_gradient(losses, m->logits, m->row_max, sum, target, targets,
                         m->dloss, N, V, Vl, V0, training, s);
 
-    // Losses are summed in double and in a fixed order, as all that has to be reproducible.
+    // Losses are summed in double and in a fixed order, so that the sum is reproducible.
     loss_sum(&m->loss_sums[micro], losses, N, s);
     if (!training) return;
 
@@ -609,9 +613,9 @@ static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
         reduce_bucket(m, bucket_count(m) - 1);
 }
 
-// One chunk: dresidual (Nl, C), which loss_and_gradient or the next chunk has left ->
-// gradients of its layers and embeddings. wte has two uses: the gradient of the lookup
-// adds to the head's.
+// Computes the gradients of one chunk's layers and embeddings. Takes dresidual (Nl, C) as
+// loss_and_gradient or the next chunk has left it. The matrix wte has two uses: the
+// lookup's gradient adds to the head's.
 static void backward(GPT *m, Acts *acts, const int *inputs, int micro, int chunk) {
     size_t B = m->B, T = m->T, Nl = B * T / m->sp;
     size_t C = m->config.C, L = m->plan.count[chunk], first = m->plan.first[chunk];
@@ -634,7 +638,7 @@ static void backward(GPT *m, Acts *acts, const int *inputs, int micro, int chunk
                      add, s);
 }
 
-// A forward or a backward with its messages: from the neighbour, and to the next one.
+// Run a forward or a backward with its messages: from one neighbour, and to the next one.
 static void forward_step(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, int micro,
                          int chunk) {
     if (!is_first(m, chunk))
@@ -676,8 +680,8 @@ static void run_batch(GPT *m, bool training) {
 // ----------------------------------------------------------------------------------------
 // The run
 
-// One step over the next global batch: forward, backward and update. The norm of all
-// gradients together says whether AdamW is to clip them.
+// Runs one step over the next global batch: forward, backward and update. The norm of all
+// gradients together decides if AdamW clips them.
 static void train_step(GPT *m) {
     StepReport report = trainer_begin_step(m);
 
@@ -721,7 +725,7 @@ static void sample_token(GPT *m) {
     sample_append(m, m->logits, m->tensor);
 }
 
-// Makes one end of a link, but for its communicator.
+// Makes one end of a link, without its communicator.
 static void link_end_create(GPT *m, LinkEnd *end, const char *track) {
     end->stream = stream_create(m, track, true);
     for (int b = 0; b < PIPELINE_BUFFERS; b++) {
@@ -781,8 +785,7 @@ int main(int argc, char **argv) {
     connect(m);
     trainer_start(m);
 
-    // Between two steps come validation, a checkpoint and a sample of text, if they are due:
-    // each of the functions that are asked knows when.
+    // Between two steps come validation, a checkpoint and a sample, each when it is due.
     for (;;) {
         while (validation_goes_on(m))
             run_batch(m, false);

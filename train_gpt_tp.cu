@@ -11,9 +11,11 @@
 // pointer. Weights are [in, out]: w[QKVW] is one of a layer, dw[QKVW] its gradient
 // (llmc/model.h).
 //
-// A rank of t has A = C/t channels in NHl = NH/t heads, F = 4C/t hidden units, and Vl = Vp/t
-// tokens of the vocabulary, from V0 on. Of the residual stream it has all Nl = N rows, or
-// Nl = N/t where sp = t ranks share them: under sequence parallelism.
+// Each of t tensor ranks has:
+//   A = C/t channels, in NHl = NH/t heads.
+//   F = 4C/t hidden units.
+//   Vl = Vp/t tokens of the vocabulary, from V0 on.
+//   Nl = N/sp rows of the residual stream. Under sequence parallelism sp = t, else 1.
 
 // Trainer: everything but the mathematics: options, memory, data, optimizer, checkpoints
 #include "llmc/trainer/ranks.cuh"
@@ -48,12 +50,12 @@ struct Acts {
 
 struct GPT : Trainer {
     ncclComm_t tensor;            // the t ranks that share each layer
-    cudaStream_t tensor_stream;   // for those of their collectives that overlap compute
-    cudaEvent_t computed;         // what such a collective reads has been written
-    cudaEvent_t reduced_ready;    // dreduced has
-    cudaEvent_t gathered_ready;   // gathered has
+    cudaStream_t tensor_stream;   // for its collectives that overlap compute
+    cudaEvent_t computed;         // the input of such a collective is written
+    cudaEvent_t reduced_ready;    // dreduced is written
+    cudaEvent_t gathered_ready;   // gathered is written
 
-    Acts acts;          // of the micro-batch at hand
+    Acts acts;          // of the current micro-batch
 
     // The loss has the largest buffer, so its gradient takes the place of the logits.
     floatX *logits;     // (N, Vl)      become their own gradient
@@ -67,8 +69,8 @@ struct GPT : Trainer {
     floatX *dnorm;      // (N, C)       gradient of a layernorm's output; (N, A) of atty
     floatX *reduced;    // (Nl, C)      proj, summed over the ranks: in its place if Nl = N
     floatX *dreduced;   // (Nl, C)      and dnorm
-    floatX *gathered;   // (N, C)       rows of all ranks: what f hands over
-    floatX *dgathered;  // (N, C)       and what g hands over in backward
+    floatX *gathered;   // (N, C)       rows of all ranks: f's output
+    floatX *dgathered;  // (N, C)       and g's output in backward
     floatX *dqkv;       // (N, 3A)
     floatX *dfch;       // (N, F)
     float *dattention;  // (B, NHl, T)  scratch of attention's backward pass
@@ -190,15 +192,16 @@ static const floatX *tensor_gather(GPT *m, floatX *out, const floatX *x, size_t 
     return out;
 }
 
-// Operator f, before a pair: in forward every rank takes the same input (a gather under
-// sequence parallelism), so in backward the gradients of all ranks are summed.
+// Operator f stands before a pair. In forward every rank takes the same input, and under
+// sequence parallelism gathers it. So backward sums the gradients of all ranks.
 static const floatX *f_forward(GPT *m, const floatX *x, size_t N) {
     return tensor_gather(m, m->gathered, x, N, m->stream);
 }
 
-// Gathers f's output for backward, which did not keep it: on a stream of its own, beside
-// the products that come before those that read it. Two streams use one communicator, in
-// the same order on all ranks: events order each collective behind the one before.
+// Gathers f's output for backward, as forward did not keep it. It has a stream of its
+// own, so products that do not read it overlap the gather. Now two streams use one
+// communicator, which needs the same order on all ranks. Events put each collective
+// behind the one before.
 static const floatX *f_gather_again(GPT *m, const floatX *x) {
     if (m->sp == 1) return x;
     CUDA_CHECK(cudaEventRecord(m->computed, m->stream));
@@ -208,8 +211,8 @@ static const floatX *f_gather_again(GPT *m, const floatX *x) {
     return m->gathered;
 }
 
-// Starts the sum of dnorm. The products for the weight's gradient need not wait for it and
-// hide it; they read what was gathered last, which the compute stream waits for here.
+// Starts the sum of dnorm. The product for the weight's gradient needs no sum and overlaps
+// it. It reads the rows gathered last, so the compute stream waits for them here.
 static void f_backward_begin(GPT *m) {
     if (m->grid.t == 1) return;
     CUDA_CHECK(cudaEventRecord(m->computed, m->stream));
@@ -227,8 +230,8 @@ static const floatX *f_backward_end(GPT *m) {
     return m->dreduced;
 }
 
-// Operator g, behind a pair, is f turned round: in forward the summands of all ranks are
-// summed, and in backward every rank takes the same gradient. Returns out.
+// Operator g stands behind a pair, and is f turned round. Forward sums the summands of
+// all ranks. In backward every rank takes the same gradient. Returns out.
 static const floatX *g_forward(GPT *m, floatX *out, const floatX *partial, size_t N) {
     if (m->grid.t > 1)
         tensor_sum(m, out, partial, N, m->stream);
@@ -241,8 +244,8 @@ static const floatX *g_backward(GPT *m, const floatX *dout) {
     return tensor_gather(m, m->dgathered, dout, m->B * m->T, m->stream);
 }
 
-// Sums the gradients of layernorms over the tensor ranks, as under sequence parallelism
-// each has them of its own rows only, as far as they lie in elements [lo, hi).
+// Sums the gradients of layernorms in elements [lo, hi) over the tensor ranks. Under
+// sequence parallelism each rank has the gradients from its own rows only.
 static void reduce_layernorms(GPT *m, size_t lo, size_t hi) {
     if (m->sp == 1) return;
     NCCL_CHECK(ncclGroupStart());
@@ -259,8 +262,8 @@ static void reduce_layernorms(GPT *m, size_t lo, size_t hi) {
 // ----------------------------------------------------------------------------------------
 // Forward and backward
 
-// One layer, x (Nl, C) -> out (Nl, C). Attention lets each token look at those before it,
-// the MLP looks at each token alone, and both add what they found to the residual stream.
+// Runs one layer, x (Nl, C) -> out (Nl, C). Attention lets each token look at the tokens
+// before it. The MLP looks at each token alone. Both add to the residual stream.
 static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const floatX *x,
                           size_t B, size_t T) {
     size_t N = B * T, Nl = N / m->sp;
@@ -295,10 +298,10 @@ static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const flo
                      drop(m, DROPOUT_FCPROJ, l));
 }
 
-// One layer, from its end to its beginning: dresidual (Nl, C), the gradient of its output,
-// becomes that of its input x. The gradient of a matrix product is two products, one for
-// its input and one for its weight. Gradients of weights are sums over the micro-batches:
-// the first one writes them, the others add (add).
+// Runs one layer backward. dresidual (Nl, C), the gradient of its output, becomes the
+// gradient of its input x. The gradient of a matrix product is two products, one for its
+// input and one for its weight. Gradients of weights are sums over the micro-batches: the
+// first one writes them, the others add to them (add).
 static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool add) {
     size_t B = m->B, T = m->T;
     size_t N = B * T, Nl = N / m->sp;
@@ -310,8 +313,8 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
     Matmul *mm = &m->matmul;
     cudaStream_t s = m->stream;
 
-    // Backward first makes the buffers that forward did not keep: those of the
-    // whole layer from its input, or GELU's output from the hidden units.
+    // First recompute the buffers that forward did not keep: the whole layer from its
+    // input, or only GELU's output from the hidden units.
     if (m->opt.recompute == RECOMPUTE_LAYER)
         layer_forward(m, l, a, NULL, x, B, T);
     if (m->opt.recompute == RECOMPUTE_GELU)
@@ -355,9 +358,9 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
                        x, w[LN1W], a->ln1, Nl, C, add, s);
 }
 
-// Tokens (B, T) -> lnf (Nl, C). The residual stream begins with a token's row of wte and
-// its position's row of wpe. A rank looks up the tokens of its part of the vocabulary, and
-// rank 0 adds the positions.
+// Runs the layers, tokens (B, T) -> lnf (Nl, C). The residual stream begins with a token's
+// row of wte and its position's row of wpe. A rank looks up the tokens of its part of the
+// vocabulary, and rank 0 adds the positions.
 static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, int micro) {
     size_t N = B * T, Nl = N / m->sp;
     size_t C = m->config.C, L = m->config.L;
@@ -380,10 +383,11 @@ static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, i
     layernorm_forward(acts->lnf, acts->residual[L], w[LNFW], w[LNFB], Nl, C, s);
 }
 
-// lnf (Nl, C) -> the micro-batch's losses. To train, the logits become their own gradient,
-// softmax minus target, and dresidual (Nl, C) that of the last layer's output: gradients of
-// the step's mean loss. Every rank has the logits of its part of the vocabulary, and only
-// three numbers a token travel: maximum, sum of exponentials, logit of the target.
+// Computes the micro-batch's losses from lnf (Nl, C). To train, the logits become their own
+// gradient, softmax minus target. The gradient of the last layer's output goes to dresidual
+// (Nl, C). Both are gradients of the step's mean loss. Every rank has the logits of its
+// part of the vocabulary. Only three numbers a token travel: maximum, sum of exponentials,
+// logit of the target.
 static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
                               bool training) {
     size_t N = m->B * m->T, Nl = N / m->sp;
@@ -411,7 +415,7 @@ static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
     classifier_gradient(losses, m->logits, m->row_max, sum, target, targets,
                         m->dloss, N, V, Vl, V0, training, s);
 
-    // Losses are summed in double and in a fixed order, as all that has to be reproducible.
+    // Losses are summed in double and in a fixed order, so that the sum is reproducible.
     loss_sum(&m->loss_sums[micro], losses, N, s);
     if (!training) return;
 
@@ -424,8 +428,9 @@ static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
                        acts->residual[L], w[LNFW], acts->lnf, Nl, C, add, s);
 }
 
-// dresidual (Nl, C), which loss_and_gradient has left -> gradients of the layers and of the
-// embeddings. wte has two uses: the gradient of the lookup adds to the head's.
+// Computes the gradients of all layers and of the embeddings. Takes dresidual (Nl, C) as
+// loss_and_gradient has left it. The matrix wte has two uses: the lookup's gradient adds
+// to the head's.
 static void backward(GPT *m, Acts *acts, const int *inputs, int micro) {
     size_t B = m->B, T = m->T, Nl = B * T / m->sp;
     size_t C = m->config.C, L = m->config.L;
@@ -445,7 +450,7 @@ static void backward(GPT *m, Acts *acts, const int *inputs, int micro) {
 }
 
 // Runs all micro-batches of the global batch: with backward to train, without to validate.
-// A micro-batch is as much as memory has room for; the gradients of all are summed.
+// A micro-batch is as large as memory allows. The gradients of all are summed.
 static void run_batch(GPT *m, bool training) {
     for (size_t micro = 0; micro < m->micros; micro++) {
         size_t at = micro * m->B * m->T;
@@ -460,8 +465,8 @@ static void run_batch(GPT *m, bool training) {
 // ----------------------------------------------------------------------------------------
 // The run
 
-// One step over the next global batch: forward, backward and update. The norm of all
-// gradients together says whether AdamW is to clip them.
+// Runs one step over the next global batch: forward, backward and update. The norm of all
+// gradients together decides if AdamW clips them.
 static void train_step(GPT *m) {
     StepReport report = trainer_begin_step(m);
     run_batch(m, true);
@@ -501,8 +506,7 @@ int main(int argc, char **argv) {
     connect(m);
     trainer_start(m);
 
-    // Between two steps come validation, a checkpoint and a sample of text, if they are due:
-    // each of the functions that are asked knows when.
+    // Between two steps come validation, a checkpoint and a sample, each when it is due.
     for (;;) {
         while (validation_goes_on(m))
             run_batch(m, false);

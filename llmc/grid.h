@@ -30,7 +30,7 @@ static inline int grid_rank_at(const Grid *g, size_t t, size_t d, size_t p) {
     return (int)rank;  // NCCL and MPI count ranks in int
 }
 
-// Makes `rank` the one whose coordinates g has.
+// Sets g's coordinates to those of rank `rank`.
 static inline void grid_place(Grid *g, size_t rank) {
     g->rank = rank;
     for (int i = 0; i < 3; i++) {
@@ -47,8 +47,8 @@ static inline void grid_place(Grid *g, size_t rank) {
 }
 
 // Places `rank` of `world` ranks in a grid that has its sizes t, d and p. `order` names the
-// digits from fastest to slowest. False, with a sentence that says what to change, if the
-// sizes do not fit.
+// digits from fastest to slowest. Returns false, with an error that says what to change, if
+// the sizes do not fit.
 static inline bool grid_make(Grid *g, size_t world, size_t rank, const char *order,
                              Error *err) {
     if (strlen(order) != 3 || !strchr(order, 't') || !strchr(order, 'd') ||
@@ -72,8 +72,8 @@ static inline bool grid_make(Grid *g, size_t world, size_t rank, const char *ord
     return true;
 }
 
-// Fills ranks[] with the world ranks of one of this rank's groups, in their order there,
-// and returns their number.
+// Fills ranks[] with the world ranks of one of this rank's groups, in their order there.
+// Returns their number.
 //   't' tensor, 'd' data, 'p' pipeline: the ranks that differ in that coordinate only;
 //   'e' embedding: first and last stage, which both hold the tied embedding. Other stages
 //       are in none: returns 0.
@@ -118,7 +118,7 @@ static inline size_t stage_listed(const char *list, size_t stage) {
     return list ? (size_t)strtoull(list, NULL, 10) : 0;
 }
 
-// True if the list gives each of p stages v layers or more, and L to all.
+// Returns true if the list gives each of p stages v layers or more, and L to all.
 static inline bool stage_list_is(const char *list, size_t L, size_t p, size_t v) {
     size_t commas = 0, left = L;
     for (const char *at = list; *at; at++) commas += *at == ',';

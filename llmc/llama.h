@@ -1,12 +1,15 @@
-// llama.h: Llama (Touvron et al. 2023), and the models that differ from it by little: Qwen2,
-// Qwen3, Mistral and Nemotron-4.
+// llama.h: Llama (Touvron et al. 2023), Qwen2, Qwen3, Mistral and Nemotron-4, which
+// differ little.
 // lesson: llama
 //
-// A table of tensors for each model_type, by Hugging Face's names; weights are [out, in].
-// q, k and v lie behind each other in memory, so that one matrix product makes all three,
-// and so do a gate and what it multiplies. KV key/value heads, each shared by NH / KV query
-// heads; HS channels of a head, so A = NH HS of all queries; F hidden units. config.json is
-// read and written as transformers does.
+// Each model_type has a table of tensors, by Hugging Face's names. Weights are [out, in].
+// The matrices of q, k and v lie behind each other in memory, so that one product makes all
+// three. So do gate and up. Reads and writes config.json as transformers does.
+//
+// Letters:
+//   HS channels of a head, A = NH HS channels of all queries.
+//   KV key/value heads, each shared by NH / KV query heads.
+//   F hidden units.
 //
 // defines: LlamaType, KW and the other kinds beside GPT-2's, Llama, llama_of, llama_rotary,
 //          llama_make, llama_rope_table, json_print_real, LlamaOptions, LLAMA_SIZES,
@@ -26,7 +29,7 @@ enum { KW = NUM_KINDS, VW, KB, VB, UPW, HEADW, QNORMW, KNORMW, LLAMA_KINDS };
 
 enum { LLAMA_TENSORS = 22 };
 
-// What GPTConfig lacks. GPTConfig.spec points to the first member.
+// The sizes and options that GPTConfig lacks. GPTConfig.spec points to the first member.
 typedef struct {
     ModelSpec spec;
     TensorSpec tensors[LLAMA_TENSORS];
@@ -43,7 +46,7 @@ static inline const Llama *llama_of(const GPTConfig *g) {
     return (const Llama *)(const void *)g->spec;
 }
 
-// Channels of a head that RoPE rotates.
+// Returns the channels of a head that RoPE rotates.
 static inline size_t llama_rotary(const Llama *m, size_t HS) {
     return (size_t)(m->rotary * (double)HS);
 }
@@ -58,8 +61,8 @@ static inline size_t llama_dimension(const GPTConfig *g, char letter) {
     }
 }
 
-// 6 for each weight of a matrix that a token meets, and attention as if every token saw all
-// T, as gpt2_flops counts it, or all of its window.
+// Returns the FLOPs of a step: for each token, 6 for each weight of its matrices. Attention
+// counts as in gpt2_flops, as if every token saw all T, or all of its window.
 static inline double llama_flops(const GPTConfig *g, double tokens, size_t T) {
     const Llama *m = llama_of(g);
     double C = (double)g->C, A = (double)llama_dimension(g, 'A');
@@ -146,9 +149,9 @@ static inline void llama_make(Llama *m) {
     spec->write = llama_write;
 }
 
-// Angle of position 1 of RoPE's pair i of D / 2 (Su et al. 2021), with Llama 3's scaling:
-// slow pairs turn `factor` times slower, fast ones as before, and others in proportion to
-// their turns in `original` positions.
+// Returns the angle of position 1 of RoPE's pair i of D / 2 (Su et al. 2021), with Llama
+// 3's scaling. Slow pairs turn `factor` times slower, fast ones as before. Pairs between
+// them are interpolated by their turns in `original` positions.
 static inline double llama_frequency(const Llama *m, size_t i, size_t D) {
     double f = pow(m->theta, -2.0 * (double)i / (double)D);
     double turns = m->original * f / (2 * acos(-1.0));
@@ -158,7 +161,7 @@ static inline double llama_frequency(const Llama *m, size_t i, size_t D) {
     return f * ((1 - share) / m->factor + share);
 }
 
-// table [T, D/2, 2]: cosine and sine of each position and pair.
+// Fills table [T, D/2, 2] with the cosine and sine of each position and pair.
 static inline void llama_rope_table(const Llama *m, float *table, size_t T, size_t D) {
     for (size_t i = 0; i < D / 2; i++) {
         double f = llama_frequency(m, i, D);
@@ -182,7 +185,7 @@ static inline bool llama_number(const cJSON *root, const char *key, double *out,
            error_set(err, "%s: \"%s\" must be a number above 0", path, key);
 }
 
-// What RoPE's object may have; the last four with Llama 3's scaling.
+// The members that RoPE's object may have, and four more with Llama 3's scaling.
 static const char *const ROPE_NAMES[] = {"rope_type", "type", "rope_theta",
                                          "partial_rotary_factor", NULL};
 static const char *const ROPE_SCALED[] = {"factor", "low_freq_factor", "high_freq_factor",
@@ -229,9 +232,9 @@ static inline bool llama_read_scaling(const cJSON *rope, Llama *m, const char *p
                      path);
 }
 
-// RoPE's members: at the top and in "rope_scaling", as transformers 4 has them, or together
-// in "rope_parameters" as 5 writes them. Where both objects are there, transformers takes
-// one and loses what the other says.
+// Reads RoPE's members. transformers 4 has them at the top and in "rope_scaling", 5 writes
+// them together in "rope_parameters". If both objects are there they must agree, as
+// transformers takes one and ignores the other.
 static inline bool llama_read_rope(const cJSON *root, Llama *m, const char *path,
                                    Error *err) {
     static const char *const OBJECTS[] = {"rope_parameters", "rope_scaling"};
@@ -265,7 +268,7 @@ static const char *const LLAMA_NAMES_READ[] = {
     "partial_rotary_factor", "rms_norm_eps", "rope_parameters", "rope_scaling",
     "rope_theta", "sliding_window", "use_sliding_window", NULL};
 
-// What our kernels do not compute must be off.
+// Members that must be off, because no kernel here computes them.
 static const char *const LLAMA_VALUES[][2] = {{"attention_bias", "false|null"},
                                               {"attention_dropout", "0|null"},
                                               {"attn_pdrop", "0|null"},
@@ -278,9 +281,9 @@ static const char *const LLAMA_VALUES[][2] = {{"attention_bias", "false|null"},
                                               {"use_mrope", "false|null"},
                                               {NULL, NULL}};
 
-// Reads Mistral's window, 4096 if it is absent and none if it is null. Refuses windows of
-// some layers: those of Qwen begin at layer "max_window_layers", 28 if it is absent, unless
-// "layer_types" says which slide.
+// Reads Mistral's window: 4096 if it is absent, none if it is null. Refuses windows that
+// only some layers have. Qwen's begin at layer "max_window_layers", 28 if it is absent,
+// unless "layer_types" lists the layers that slide.
 static inline bool llama_read_windows(const cJSON *root, const GPTConfig *g, Llama *m,
                                       const char *path, Error *err) {
     const cJSON *window = cJSON_GetObjectItemCaseSensitive(root, "sliding_window");
@@ -325,12 +328,12 @@ static inline bool llama_check_variant(const cJSON *root, const GPTConfig *g,
            config_check_keys(root, LLAMA_NAMES_READ, LLAMA_VALUES, path, err);
 }
 
-// Returns the channels of a head if nothing says how many, or 0 if heads do not divide C.
+// Returns the channels of a head by default, or 0 if heads do not divide C.
 static inline size_t llama_head(const GPTConfig *g) {
     return g->C % g->NH ? 0 : g->C / g->NH;
 }
 
-// Checks sizes against each other, of a file or of the command line. False with a sentence.
+// Checks the sizes of a file or of the command line against each other.
 static inline bool llama_check_sizes(const GPTConfig *g, const Llama *m, Error *err) {
     size_t HS = m->HS;
     if (!HS)
@@ -418,8 +421,8 @@ static inline bool llama_read(const char *path, GPTConfig *config, Error *err) {
     return ok;
 }
 
-// Prints a number as Python writes a float, so that it stays one: with the fewest digits
-// that give it back, and a point or an exponent.
+// Prints a number as Python writes a float: with the fewest digits that give it back. A
+// point or an exponent makes sure that Python reads a float again.
 static inline const char *json_print_real(char text[40], double x) {
     int digits = 1;
     do snprintf(text, 40, "%.*e", digits - 1, x);
@@ -549,15 +552,15 @@ static const Field LLAMA_ROWS[] = {
      "hidden units of the MLP (default 3 --channels; nemotron 4)"},
 };
 
-// Fills in the sizes that a name stands for and that no flag gives.
+// Fills in the sizes of the named model that no flag gives.
 static inline bool llama_sizes(Options *o, const void *flags, Error *err) {
     const LlamaSize *s = &LLAMA_SIZES[((const LlamaOptions *)flags)->model];
     const GPTConfig named = {s->L, s->C, s->NH, s->V, 0, s->maxT, NULL};
     return options_take_model(o, &named, false, err);
 }
 
-// Fills in *m: as the flags and a name's sizes have it, or from_file, as it was read; the
-// flags must then agree. Checks the sizes, for t tensor ranks.
+// Fills in *m from the flags and a name's sizes. from_file: *m was read from a file, so
+// the flags must agree with it. Checks the sizes for t tensor ranks.
 static inline bool llama_resolve_size(Llama *m, const LlamaSize *s,
                                       const LlamaOptions *flags, const GPTConfig *g,
                                       bool from_file, size_t t, Error *err) {

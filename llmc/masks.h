@@ -1,15 +1,15 @@
 // masks.h: which elements dropout (Srivastava et al. 2014) drops, by their place alone.
 //
-// A mask's bits come from Philox at (seed, purpose, step, layer, sample, element): the
-// purpose says where in the layer, the sample is numbered within the step's global batch,
-// the element within the sample. So they do not depend on ranks, micro-batches,
-// recomputation or the order of work, and need no memory. Megatron-LM's appendix on random
-// numbers keeps by two kinds of generator states. The kernels and the reference call the
-// same functions.
+// A mask's bits come from Philox at (seed, purpose, step, layer, sample, element). The
+// purpose is the place in the layer. Samples are numbered within the step's global batch,
+// and elements within the sample. So the bits do not depend on ranks, micro-batches,
+// recomputation or the order of work, and need no memory. Megatron-LM does that with two
+// kinds of generator states (its appendix on random numbers). The kernels and the
+// reference call the same functions.
 //
 // A block of Philox has 8 numbers of 16 bits. An element is dropped if its number is below
 // `threshold`; the others are multiplied by 65536 / (65536 - threshold), so that the
-// expectation is exactly what it was.
+// expectation stays exactly the same.
 //
 // defines: Dropout, dropout_make, dropout_for, dropout_block, dropout_factor, dropout_kept,
 //          dropout_probability_block
@@ -25,16 +25,16 @@ typedef struct {
     uint32_t threshold;  // of 2^16; 0: nothing is dropped
     float scale;
     uint64_t seed, step;
-    uint64_t sample;  // number in the step's global batch of the first sample at hand
+    uint64_t sample;  // number of the micro-batch's first sample in the step's global batch
     uint64_t layer;
     RandomPurpose purpose;
-    uint64_t head;  // number in the whole model of the first head at hand
+    uint64_t head;  // number of this rank's first head in the whole model
     uint64_t T,
         row;        // tokens of a sample on this rank; its first row of the residual stream
-    Tokens tokens;  // which ones
+    Tokens tokens;  // the tokens of a sample on this rank
 } Dropout;
 
-// Dropout with probability p in [0, 1) of a step, from `sample` on.
+// Makes dropout with probability p in [0, 1) for a step, from `sample` on.
 static inline Dropout dropout_make(double p, uint64_t seed, uint64_t step,
                                    uint64_t sample) {
     uint32_t threshold = (uint32_t)(p * 65536.0 + 0.5);
@@ -44,25 +44,25 @@ static inline Dropout dropout_make(double p, uint64_t seed, uint64_t step,
     return d;
 }
 
-// The same at one place of one layer.
+// Returns the dropout of one place in one layer.
 static inline Dropout dropout_for(Dropout d, RandomPurpose purpose, uint64_t layer) {
     d.purpose = purpose;
     d.layer = layer;
     return d;
 }
 
-// Block number `block` (below 2^40) of sample d.sample + sample.
+// Returns block number `block` (below 2^40) of sample d.sample + sample.
 RANDOM_FUNCTION Philox dropout_block(const Dropout *d, uint64_t sample, uint64_t block) {
     return random_words(d->seed, d->purpose, d->step, d->sample + sample,
                         d->layer << 40 | block);
 }
 
-// What element `i` of a block is multiplied by.
+// Returns the factor of element `i` of a block: 0 if it is dropped, else d->scale.
 RANDOM_FUNCTION float dropout_factor(const Dropout *d, const Philox *block, unsigned i) {
     return (block->word[i / 2] >> i % 2 * 16 & 0xFFFF) < d->threshold ? 0.0f : d->scale;
 }
 
-// Which elements of a block stay: bit i for element i.
+// Returns the elements of a block that stay: bit i for element i.
 RANDOM_FUNCTION uint32_t dropout_kept(const Dropout *d, const Philox *block) {
     uint32_t least = d->threshold << 16, kept = 0;
     for (unsigned i = 0; i < DROPOUT_BLOCK; i += 2) {
@@ -72,8 +72,8 @@ RANDOM_FUNCTION uint32_t dropout_kept(const Dropout *d, const Philox *block) {
     return kept;
 }
 
-// The block of query q and keys k .. k+7 (k a multiple of 8), of head h of the heads at
-// hand, for T tokens.
+// Returns the block of query q and keys k .. k+7 (k a multiple of 8), for T tokens. h
+// counts from head d->head of the model.
 RANDOM_FUNCTION Philox dropout_probability_block(const Dropout *d, uint64_t sample,
                                                  uint64_t h, uint64_t q, uint64_t k,
                                                  uint64_t T) {

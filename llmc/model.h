@@ -2,9 +2,10 @@
 //
 // A ModelSpec lists the tensors of a kind of model: GPT-2's is here, and a lesson with
 // other blocks brings its own. The table made of it is the only place that knows which
-// tensors exist, how they are named, shaped, split over tensor ranks, initialised and
-// decayed, and where each stands in a rank's flat buffer. Initialisation, checkpoints,
-// gradient dumps, the optimizer, ZeRO slices and the gradient norm all walk this table.
+// tensors exist. For each it has the name, the shape, the split over tensor ranks, the
+// initialisation, the decay, and the place in a rank's flat buffer. Initialisation,
+// checkpoints, gradient dumps, the optimizer, ZeRO slices and the gradient norm all walk
+// this table.
 //
 // defines: GPTConfig, padded_vocabulary, Split, Init, TensorKind, MAX_KINDS, TENSOR_*,
 //          TensorSpec, ModelSpec, gpt2_dimension, gpt2_flops, GPT2, config_spec,
@@ -36,7 +37,7 @@ static inline size_t padded_vocabulary(size_t V) {
     return round_up(V, 128);
 }
 
-// How a tensor of shape [rows, cols] is cut over t tensor ranks.
+// The ways to cut a tensor of shape [rows, cols] over t tensor ranks.
 typedef enum {
     SPLIT_NONE,     // replicated
     SPLIT_COLUMNS,  // each rank has cols / t columns
@@ -87,7 +88,7 @@ typedef struct {
     unsigned flags;  // TENSOR_*
 } TensorSpec;
 
-// A kind of model: its tensors in memory order, of which [layer, behind) repeat for every
+// A kind of model: its tensors in memory order. Tensors [layer, behind) repeat for every
 // layer.
 typedef struct ModelSpec {
     const TensorSpec *tensors;
@@ -123,7 +124,7 @@ typedef struct {
     size_t offset;     // elements: place in the rank's flat buffer
     size_t size;       // elements of its part (wte: of padded rows)
     size_t t, t_rank;
-    bool counted;      // one of the ranks that hold it alike: saves it, adds its square
+    bool counted;      // true on one of the ranks with this part: it saves it, adds its square
 } Tensor;
 
 typedef struct {
@@ -167,9 +168,9 @@ static inline size_t gpt2_dimension(const GPTConfig *g, char letter) {
     return (letter == 'Q' ? 3 : 4) * g->C;
 }
 
-// FLOPs of one step over `tokens` tokens in sequences of T (Narayanan et al. 2021, section
-// 5.1, without recomputation): 72 B T L C^2 (1 + T/(6C) + V/(12 L C)). MFU counts these
-// whatever is recomputed. Attention counts as if every token saw all T.
+// Returns the FLOPs of one step over `tokens` tokens in sequences of T (Narayanan et al.
+// 2021, section 5.1, without recomputation): 72 B T L C^2 (1 + T/(6C) + V/(12 L C)). MFU
+// counts these whatever is recomputed. Attention counts as if every token saw all T.
 static inline double gpt2_flops(const GPTConfig *g, double tokens, size_t T) {
     double C = (double)g->C, L = (double)g->L;
     return 72.0 * tokens * L * C * C *
@@ -193,7 +194,7 @@ static inline size_t config_dimension(const GPTConfig *g, char letter) {
     }
 }
 
-// Tensors of each layer, and how many the unsharded model has.
+// Return the number of tensors of a layer, and of the unsharded model.
 static inline size_t tensors_of_layer(const ModelSpec *spec) {
     return spec->behind - spec->layer;
 }
@@ -202,8 +203,8 @@ static inline size_t count_tensors(const GPTConfig *g) {
     return spec->count + (g->L - 1) * tensors_of_layer(spec);
 }
 
-// Describes tensor `id` of the unsharded model as tensor rank t_rank of t holds it (rank 0
-// of 1: all of it); held, offset and counted are left at 0.
+// Describes tensor `id` of the unsharded model as tensor rank t_rank of t holds it. Rank 0
+// of 1 holds all of it. Leaves held, offset and counted at 0.
 static inline Tensor tensor_describe(const GPTConfig *g, size_t id, size_t t,
                                      size_t t_rank) {
     const ModelSpec *model = config_spec(g);
@@ -239,8 +240,8 @@ static inline void table_begin_bucket(ParamTable *table, size_t align) {
     table->buckets[table->bucket_count++] = table->total;
 }
 
-// Builds the table of one rank. C, NH, 4C and Vp must be divisible by t (the trainer has
-// checked).
+// Builds the table of one rank. t must divide C, NH, 4C and Vp, which the trainer has
+// checked.
 static inline ParamTable table_make(const GPTConfig *g, Shard shard) {
     const ModelSpec *spec = config_spec(g);
     size_t in_layer = tensors_of_layer(spec), layers = shard.n_layers;
@@ -272,8 +273,8 @@ static inline ParamTable table_make(const GPTConfig *g, Shard shard) {
         bool experts = kind->flags & TENSOR_EXPERTS;
         bool first_expert = experts && !(kind[-1].flags & TENSOR_EXPERTS);
 
-        // wte is a bucket of its own: the first and the last stage hold it, and cut it over
-        // the data ranks alike.
+        // wte is a bucket of its own: the first and the last stage hold it, and must cut it
+        // over the data ranks in the same way.
         if (i == 1) table_begin_bucket(&table, align);
         if (row == 0 || row == spec->layer || row == spec->behind || first_expert)
             table_begin_bucket(&table, align);
@@ -286,8 +287,8 @@ static inline ParamTable table_make(const GPTConfig *g, Shard shard) {
         x->held = outside ? 0 : l;
         x->offset = kind->flags & TENSOR_JOINED ? end : table.total;
 
-        // Tensor ranks hold whole tensors alike, and the first and the last stage a tied one:
-        // one of them counts.
+        // All tensor ranks hold a whole tensor, and the first and the last stage a tied one.
+        // Only one of the copies counts.
         bool once = kind->split != SPLIT_NONE || shard.t_rank == 0;
         x->counted = once && (!tied || shard.embedding);
 
@@ -307,8 +308,8 @@ static inline void table_free(ParamTable *table) {
     memset(table, 0, sizeof *table);
 }
 
-// The tensor of a kind; l counts the layers that this rank holds and is ignored outside
-// them. NULL if not held.
+// Returns the tensor of a kind, or NULL if this rank does not hold it. l counts the
+// layers that this rank holds, and is ignored for tensors outside the layers.
 static inline const Tensor *table_find(const ParamTable *table, int kind, size_t l) {
     for (size_t i = 0; i < table->count; i++) {
         const Tensor *x = &table->tensors[i];
@@ -348,7 +349,7 @@ static inline bool tensor_run(const Tensor *x, size_t i, size_t lo, size_t hi, R
     return i < runs;
 }
 
-// Parameters as the literature counts them: unpadded, the tied embedding once.
+// Counts the parameters as the literature does: unpadded, the tied embedding once.
 static inline size_t count_parameters(const GPTConfig *g) {
     size_t count = 0;
     for (size_t id = 0; id < count_tensors(g); id++) {

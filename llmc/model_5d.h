@@ -1,10 +1,10 @@
-// model_5d.h: Llama's blocks with a mixture of experts in the place of the MLP, as Mixtral
-// has them (Jiang et al. 2024), and the flags of train_5d.
+// model_5d.h: Llama's blocks with experts in the place of the MLP, and the flags of
+// train_5d.
 // lesson: 5d
 //
-// Each expert's gate, up and down are tensors of their own, by Hugging Face's names, and
-// stand together in memory. Tensor ranks cut them as an MLP's; of e expert ranks each holds
-// the tensors of E/e experts.
+// Mixtral has such blocks (Jiang et al. 2024). Each expert's gate, up and down are tensors
+// of their own, by Hugging Face's names, and lie together in memory. Tensor ranks cut them
+// as they cut an MLP's. Each of e expert ranks holds the tensors of E/e experts.
 //
 // defines: ROUTER, MoeLlama, moe_llama_make, moe_llama_of, expert_step, table_keep_experts,
 //          Options5D, rows_5d, experts_print, sizes_5d,
@@ -17,9 +17,9 @@
 #include "llmc/host/moe.h"
 #include "llmc/llama.h"
 
-enum { ROUTER = FCB };  // a kind of GPT-2's that Llama has not
+enum { ROUTER = FCB };  // a kind of GPT-2's that Llama does not have
 
-// A Llama, and what its experts add.
+// A Llama and its experts.
 typedef struct {
     Llama llama;          // the first member: the spec of a configuration is its first
     size_t E, k;          // experts of a layer (0: an MLP), experts of a token
@@ -32,7 +32,7 @@ static inline const MoeLlama *moe_llama_of(const GPTConfig *g) {
     return (const MoeLlama *)(const void *)g->spec;
 }
 
-// Llama's, with k MLPs for one, and the router.
+// Returns the FLOPs of a step: Llama's with k MLPs instead of one, and the router's.
 static inline double moe_llama_flops(const GPTConfig *g, double tokens, size_t T) {
     const MoeLlama *m = moe_llama_of(g);
     double C = (double)g->C, F = (double)m->llama.F, E = (double)m->E;
@@ -113,14 +113,14 @@ static inline size_t expert_step(size_t C, size_t F) {
     return round_up(2 * F * C, TENSOR_ALIGN) + round_up(C * F, TENSOR_ALIGN);
 }
 
-// Returns which of E experts a tensor is of.
+// Returns the number of the expert, below E, that a tensor belongs to.
 static inline size_t tensor_expert(const GPTConfig *g, const Tensor *x, size_t E) {
     size_t in_layer = tensors_of_layer(config_spec(g));
     return ((x->id - config_spec(g)->layer) % in_layer - (in_layer - 3 * E)) / 3;
 }
 
-// Leaves of a table's experts those that rank e_rank of e holds, and moves all tensors
-// together, in the same buckets.
+// Removes the experts that rank e_rank of e does not hold from a table, and moves the
+// other tensors together. They stay in their buckets.
 static inline void table_keep_experts(ParamTable *table, size_t E, size_t e,
                                       size_t e_rank) {
     const Shard *shard = &table->shard;
@@ -153,8 +153,8 @@ static inline void config_replace(cJSON *root, const char *key, cJSON *item) {
     if (item) cJSON_AddItemToObject(root, key, item);
 }
 
-// Takes what a config.json says of experts out of it; what is left is that of a model
-// without.
+// Takes the members about experts out of a config.json. The rest is the config.json of a
+// model without experts.
 static inline bool moe_llama_read_experts(cJSON *root, MoeLlama *m, bool qwen,
                                           const char *path, Error *err) {
     static const char *const OWN[] = {
@@ -213,7 +213,7 @@ static inline void text_replace(char *text, size_t size, const char *from, const
     memcpy(at, to, strlen(to));
 }
 
-// Writes Llama's or Qwen3's config.json, with another type and what it says of experts.
+// Writes Llama's or Qwen3's config.json with another type and the members about experts.
 static inline bool moe_llama_write(const char *path, const GPTConfig *g, bool bf16,
                                    Error *err) {
     const MoeLlama *m = moe_llama_of(g);
@@ -260,7 +260,7 @@ typedef struct {
     Documents documents;
 } Options5D;
 
-// The names behind LLAMA_NAMES.
+// Models with experts, whose names follow LLAMA_NAMES.
 typedef struct {
     LlamaSize llama;
     size_t E, k;
@@ -306,7 +306,8 @@ enum {
     OWN_ROW_COUNT = sizeof ROWS_5D / sizeof ROWS_5D[0]
 };
 
-// Returns train_llama's rows, with more names of --model and another default, and these.
+// Returns train_llama's rows with more names of --model and another default, and this
+// lesson's own rows.
 static inline FieldTable rows_5d(Options5D *flags) {
     static Field rows[LLAMA_ROW_COUNT + OWN_ROW_COUNT];
     FieldTable table = {rows, LLAMA_ROW_COUNT + OWN_ROW_COUNT, flags};
@@ -320,8 +321,8 @@ static inline FieldTable rows_5d(Options5D *flags) {
     return table;
 }
 
-// Prints how many places the experts have: the memory and the work of all of them are taken
-// whether tokens come or not.
+// Prints the number of places of the experts. Each takes memory and work, with a token or
+// without.
 static inline void experts_print(const MoeLlama *m, size_t e, size_t slots, size_t T) {
     if (m->E == 0) return;
     printf("experts      %zu of a layer, %zu on each of %zu ranks, %zu of a token; %zu places "
@@ -347,7 +348,7 @@ static inline const LlamaSize *size_5d(const Options5D *flags) {
     return moe ? &moe->llama : &LLAMA_SIZES[flags->llama.model];
 }
 
-// Fills in the sizes that a name stands for, and says how many ranks share a sequence.
+// Fills in the sizes of the named model, and the number of ranks that share a sequence.
 static inline bool sizes_5d(Options *o, const void *flags, Error *err) {
     const Options5D *own = (const Options5D *)flags;
     const LlamaSize *s = size_5d(own);
@@ -356,8 +357,8 @@ static inline bool sizes_5d(Options *o, const void *flags, Error *err) {
     return options_take_model(o, &named, false, err);
 }
 
-// Fills in *m: as the flags have it, or from_file, as it was read; the flags must then
-// agree. Checks the sizes against each other and against the ranks.
+// Fills in *m from the flags. from_file: *m was read from a file, so the flags must agree
+// with it. Checks the sizes against each other and against the ranks.
 static inline bool moe_llama_resolve(MoeLlama *m, Options5D *flags, const Options *o,
                                      bool from_file, Error *err) {
     const MoeSize *named = moe_size(flags);

@@ -1,10 +1,9 @@
-// model_moe.h: GPT-2 with a mixture of experts in the place of each MLP: its parameter
-// table.
+// model_moe.h: the parameter table of GPT-2 with experts in the place of each MLP.
 // lesson: moe
 //
 // The weights of E experts stand below each other, so e ranks cut them by rows. One
-// expert's are an MLP's of GPT-2, [C, F] and so on; the router is [E, C], a row for each
-// expert.
+// expert has the weights of GPT-2's MLP: [C, F] and so on. The router is [E, C], a row
+// for each expert.
 //
 // defines: ROUTERW, MoeSpec, moe_of, moe_spec, bucket_of_experts
 #ifndef LLMC_MODEL_MOE_H
@@ -14,7 +13,7 @@
 
 enum { ROUTERW = NUM_KINDS };
 
-// The spec, and the command line's choices for experts.
+// The spec, and the options of experts.
 typedef struct {
     ModelSpec model;  // the first member: the spec of a configuration is one of these
     size_t E, k, e;   // experts of a layer, experts of a token, expert ranks
@@ -53,7 +52,8 @@ static inline const MoeSpec *moe_of(const GPTConfig *g) {
     return (const MoeSpec *)(const void *)g->spec;
 }
 
-// 'E' experts, 'X' rows of all their [C, F], 'Y' rows of all their [F, C].
+// Returns a dimension: 'E' experts, 'X' rows of all their [C, F], 'Y' rows of all their
+// [F, C].
 static inline size_t moe_dimension(const GPTConfig *g, char letter) {
     size_t E = moe_of(g)->E;
     return letter == 'E'   ? E
@@ -62,8 +62,8 @@ static inline size_t moe_dimension(const GPTConfig *g, char letter) {
                            : gpt2_dimension(g, letter);
 }
 
-// GPT-2's, with k MLPs of 48 C^2 FLOPs a token, forward and backward, in the place of one,
-// and the router's 6 E C.
+// Returns the FLOPs of a step: GPT-2's with k MLPs instead of one, each 48 C^2 FLOPs a
+// token forward and backward, and the router's 6 E C.
 static inline double moe_flops(const GPTConfig *g, double tokens, size_t T) {
     double C = (double)g->C;
     double more = 48.0 * ((double)moe_of(g)->k - 1.0) * C + 6.0 * (double)moe_of(g)->E;
@@ -88,8 +88,8 @@ static inline MoeSpec moe_spec(size_t E, size_t k) {
     return spec;
 }
 
-// True for a bucket of experts: only the data ranks that hold the same ones sum it and
-// share it.
+// Returns true for a bucket of experts. Only the data ranks that hold the same experts
+// sum it and share it.
 static inline bool bucket_of_experts(const ParamTable *table, size_t bucket) {
     bool experts = table->bucket_count ==
                    BUCKET_LAYERS + 2 * table->shard.n_layers + 1;  // each layer has two

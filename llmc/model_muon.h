@@ -37,7 +37,7 @@ typedef struct {
     size_t rows, cols, stride, first;
 } MuonMatrix;
 
-// Returns how many matrices a tensor is: q, k and v lie side by side in one.
+// Returns the number of matrices in a tensor: q, k and v lie side by side in one.
 static inline size_t muon_parts(const Tensor *x) {
     return x->spec->kind == QKVW ? 3 : 1;
 }

@@ -6,10 +6,11 @@
 //          pipeline_link_count, pipeline_link_ends, pipeline_neighbours, PipelinePlan,
 //          stage_layer_count, chunk_layers, pipeline_slots, pipeline_plan
 //
-// p stages in a row, m micro-batches a training step, v model chunks a stage. The model is
-// cut into p * v chunks; chunk c of stage s is global chunk c * p + s. With v > 1 the model
-// goes round the stages v times, so stage 0 follows the last stage. A schedule gives the
-// order in which ONE stage runs its forwards and backwards. Messages follow from it.
+// There are p stages in a row, m micro-batches a training step, and v model chunks a stage.
+// The model is cut into p * v chunks; chunk c of stage s is global chunk c * p + s. With v
+// > 1 the model goes round the stages v times, so stage 0 follows the last stage. A
+// schedule gives the order in which ONE stage runs its forwards and backwards. Messages
+// follow from it.
 //
 // Papers: GPipe (Huang et al. 2019); PipeDream-Flush's 1F1B and interleaved 1F1B as in
 // PTD-P (Narayanan et al. 2021), section 2.2, figures 3 and 4.
@@ -17,38 +18,38 @@
 // HOW A LIST IS EXECUTED, AND WHY IT CANNOT HANG
 //
 // A send completes only when its receive is posted, and the operations of one communicator
-// pair up in order. With send, receive and compute on one stream 1F1B hangs at once: stage
+// pair up in order. With send, receive and compute on one stream, 1F1B hangs at once. Stage
 // 0 sends the activations of micro-batch 1 while stage 1 sends the gradients of micro-batch
 // 0, and neither comes to its receive. So:
 //
 // 1. A link carries one kind of message in one direction between two neighbours:
-//    activations s -> s+1 or gradients s -> s-1 (modulo p; the wrap-around links exist only
-//    with v > 1). Each link has its own two-rank communicator and, at each end, its own
-//    stream. A stage has at most four link ends. At p = 2 previous and next are one rank,
-//    but still four links.
+//    activations s -> s+1 or gradients s -> s-1. With v > 1 the last stage and the first
+//    are neighbours, too: s counts modulo p. Each link has its own two-rank communicator
+//    and, at each end, its own stream. A stage has at most four link ends. At p = 2
+//    previous and next are one rank, but still four links.
 // 2. A link end has PIPELINE_BUFFERS buffers; message k of a link uses buffer k %
 //    PIPELINE_BUFFERS. Send k meets receive k, so both ends must use messages in one order
 //    (pipeline_prove checks it).
 // 3. The host walks the list and only enqueues. For a step that reads message k of one link
-//    and makes message j of another:
-//      receiving stream:  wait until the reader of message k - PIPELINE_BUFFERS has copied
-//                         it; ncclRecv
-//      compute stream:    wait until message k has arrived, and message j -
-//                         PIPELINE_BUFFERS is sent; compute
-//      sending stream:    wait until computed; ncclSend
+//    and makes message j of another it enqueues three things.
+//      Receiving stream:  wait until the reader of message k - PIPELINE_BUFFERS has copied
+//                         it; ncclRecv.
+//      Compute stream:    wait until message k has arrived, and message j -
+//                         PIPELINE_BUFFERS is sent; compute.
+//      Sending stream:    wait until computed; ncclSend.
 //    The host runs ahead of the GPU, so a receive is posted as soon as its buffer is free:
 //    transfers overlap compute.
 //
 // No stream ever chooses: each operation waits for a fixed set of others. Such a system (a
 // marked graph) reaches the same end in any order and at any speed. Hence, if ONE order
-// comes to the end, EVERY order does. pipeline_walk in pipeline_lists.h finds that order;
-// dev/test/test_pipeline.c proves p <= 16, m <= 64, v <= 8. The walk frees a buffer at the
-// end of its step; to free it earlier only removes waiting. Tensor ranks of a stage run one
-// list, so step i of all of them is one operation. With one buffer at each end the
-// schedules here cannot hang; two lose no time against unlimited ones. A list of your own
-// runs with m * v buffers if it runs at all.
+// comes to the end, EVERY order does. The function pipeline_walk in pipeline_lists.h finds
+// that order; dev/test/test_pipeline.c proves it for p <= 16, m <= 64, v <= 8. The walk
+// frees a buffer at the end of its step; to free it earlier only removes waiting. Tensor
+// ranks of a stage run one list, so step i of all of them is one operation. With one buffer
+// at each end the schedules here cannot hang; two lose no time against unlimited ones. A
+// list of your own runs with m * v buffers, if it can run at all.
 //
-// llmc/trainer/ranks.cuh has the rules for links on real GPUs.
+// The rules for links on real GPUs are in llmc/trainer/ranks.cuh.
 #ifndef LLMC_PIPELINE_H
 #define LLMC_PIPELINE_H
 
@@ -96,14 +97,14 @@ static inline void pipeline_add(PipelineStep *out, size_t *n, StepKind kind, int
 
 // Writes a stage's list and returns its length, 2 m v: `warmup` forwards, then forward and
 // backward in turn, then the remaining backwards. The schedules here differ in nothing
-// else. With v chunks, micro-batches go in groups of p: a group runs through chunk 0, then
-// chunk 1, ...: p steps later stage 0 has back its own output, from the last stage. So p
-// must divide m. Backwards go from the last chunk down. The backwards of a chunk go 0, 1,
-// 2, ... in all schedules, so that gradients are summed in one order and have the same
-// bits.
+// else. With v chunks, micro-batches go in groups of p. A group runs through chunk 0, then
+// chunk 1, and so on. p steps later stage 0 gets its own output back, from the last stage.
+// So p must divide m. Backwards go from the last chunk down. The backwards of a chunk go
+// 0, 1, 2, ... in all schedules, so that gradients are summed in one order and have the
+// same bits.
 //
-// Stage 0 with p = 2, v = 2, m = 4, so a group is 4 steps long and the warm-up 4 forwards;
-// F3.1 is the forward of micro-batch 3 in chunk 1:
+// An example: stage 0 with p = 2, v = 2, m = 4. A group is 4 steps long and the warm-up 4
+// forwards. F3.1 is the forward of micro-batch 3 in chunk 1.
 //
 //     i            0     1     2     3     4     5     6     7     8     9     10    11
 //     f            0     1     2     3     4     5     6     7
@@ -111,9 +112,9 @@ static inline void pipeline_add(PipelineStep *out, size_t *n, StepKind kind, int
 //     b                                    0     1     2     3     4     5     6     7
 //     backward                             B0.1  B1.1  B0.0  B1.0  B2.1  B3.1  B2.0  B3.0
 //
-//     f = 6: its group is 6 / 4 = 1, which begins with micro-batch 2; 6 % 2 = 0 is its
-//     place there: micro-batch 2;
-//     6 % 4 = 2 steps into the group, 2 / 2 = 1: chunk 1.
+//     f = 6: its group is 6 / 4 = 1, which begins with micro-batch 2. Its place there is
+//     6 % 2 = 0, so it is micro-batch 2. It is 6 % 4 = 2 steps into the group, and
+//     2 / 2 = 1: chunk 1.
 static inline size_t pipeline_steps(int p, int m, int v, int warmup, PipelineStep *out) {
     int total = m * v, group = p * v;
     if (warmup > total) warmup = total;
@@ -132,8 +133,7 @@ static inline size_t pipeline_steps(int p, int m, int v, int warmup, PipelineSte
 // Returns how many forwards a stage runs ahead.
 //   GPipe (PTD-P figure 3): all. Every stage keeps m micro-batches of activations.
 //   1F1B (figure 4, top): just enough for the first gradient to come back. The same bubble,
-//   but stage s keeps at most
-//     p - s micro-batches.
+//   but stage s keeps at most p - s micro-batches.
 //   Interleaved 1F1B (figure 4, bottom): through all chunks. A bubble v times smaller for
 //   (p v - 1) / (p - 1) times as many messages.
 static inline int pipeline_warmup(Schedule schedule, int p, int stage, int m, int v) {
@@ -219,8 +219,9 @@ static inline size_t chunk_stage(size_t p, bool folded, size_t chunk) {
     return folded && chunk >= p ? 2 * p - 1 - chunk : chunk % p;
 }
 
-// Returns the stage with which a step exchanges the message to or from a global chunk;
-// PIPELINE_NONE beyond the model's ends, and where a V turns: both chunks are on one stage.
+// Returns the stage with which a step exchanges the message to or from a global chunk.
+// Beyond the model's ends it is PIPELINE_NONE, and at a V's turn: both chunks are on one
+// stage.
 static inline int pipeline_peer(const PipelineLists *l, int stage, int chunk) {
     if (chunk < 0 || chunk == l->p * l->v) return PIPELINE_NONE;
     int peer = l->folded && chunk >= l->p ? 2 * l->p - 1 - chunk : chunk % l->p;
@@ -271,8 +272,7 @@ static inline size_t chunk_layers(size_t L, const char *list, size_t p, size_t v
 }
 
 // Deals L layers to the p * v chunks as chunk_layers does, and gives `stage` its own. In a
-// V a stage's chunk has the length that it has without, but the chunks follow each other in
-// another order.
+// V the chunks have the same lengths, but follow each other in another order.
 static inline void pipeline_plan_layers(PipelinePlan *plan, size_t L, const char *list,
                                         size_t p, size_t stage, size_t v, bool folded) {
     plan->chunks = v;
@@ -290,10 +290,11 @@ static inline void pipeline_plan_layers(PipelinePlan *plan, size_t L, const char
     }
 }
 
-// Gives each step of a proved list the slot in which the activations of its micro-batch and
-// chunk stay until their last use: the last one freed. slot: [counts[stage]], or NULL.
-// Returns the number of slots, which is the largest number of pairs of micro-batch and
-// chunk in flight. In 1F1B, slot = micro-batch % (p - stage).
+// Gives each step of a proved list its slot, into slot [counts[stage]] unless that is NULL.
+// The activations of the step's micro-batch and chunk stay there until their last use. A
+// forward takes the slot that was freed last. Returns the number of slots, which is the
+// largest number of pairs of micro-batch and chunk in flight. In 1F1B, slot = micro-batch %
+// (p - stage).
 static inline size_t pipeline_slots(const PipelineLists *l, int stage, size_t *slot) {
     const PipelineStep *steps = l->steps[stage];
     size_t count = l->counts[stage], slots = 0, top = 0, pairs = (size_t)l->m * l->v;

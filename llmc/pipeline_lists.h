@@ -1,4 +1,4 @@
-// pipeline_lists.h: lists of steps that a person wrote, and the proof that lists can be
+// pipeline_lists.h: lists of steps written by hand, and the proof that lists can be
 // executed and train rightly.
 //
 // defines: pipeline_check, pipeline_read, PipelineTimes, PipelineRun, pipeline_walk,
@@ -13,8 +13,8 @@
 #include "llmc/host/file.h"
 #include "llmc/pipeline.h"
 
-// False, with a sentence that says what to change, if the schedule does not exist for these
-// sizes.
+// Returns false, with an error that says what to change, if the schedule does not exist for
+// these sizes.
 static inline bool pipeline_check(Schedule schedule, int p, int m, int v, Error *err) {
     const char *name = pipeline_schedule_name(schedule);
     if (p < 1 || m < 1 || v < 1)
@@ -77,10 +77,11 @@ static inline bool pipeline_word(const char *word, size_t length, PipelineStep *
 //   F0 F1 B0 B1
 //   F0 B0 F1 B1
 //
-// F is a forward, B a backward, W a weight step; then the micro-batch, from 0; with several
-// chunks a stage a dot and the chunk, from 0: F3.1. A semicolon ends a line as well; '#'
-// starts a comment. In a line without W a backward makes both gradients. p, m and v follow
-// from the text. name: its name in an error. Release the lists in either case.
+// F is a forward, B a backward, W a weight step. The number is the micro-batch, from 0.
+// With several chunks a stage a dot and the chunk follow, from 0: F3.1. A semicolon ends a
+// line as well; '#' starts a comment. In a line without W a backward makes both gradients.
+// p, m and v follow from the text. name: its name in an error. Release the lists in either
+// case.
 static inline bool pipeline_parse(const char *name, const char *text, PipelineLists *l,
                                   Error *err) {
     memset(l, 0, sizeof *l);
@@ -195,8 +196,8 @@ static inline void pipeline_walk_send(const PipelineWalk *w, PipelineLink *l) {
     }
 }
 
-// Runs a stage's next step if its input is there and its output has a free buffer; *ran
-// says whether it did.
+// Runs a stage's next step if its input is there and its output has a free buffer. Sets
+// *ran to true if it did.
 static inline bool pipeline_walk_step(PipelineWalk *w, int stage, bool *ran, Error *err) {
     int p = w->lists->p, v = w->lists->v, from, to;
     bool split = w->lists->counts[stage] > 2 * (size_t)w->lists->m * v;
@@ -245,10 +246,10 @@ static inline bool pipeline_walk_step(PipelineWalk *w, int stage, bool *ran, Err
     return true;
 }
 
-// Executes the lists by the rules above with `buffers` at each link end. False, with a
-// sentence, if they end in a deadlock (then run->steps has the times of the steps before
-// it) or the two ends of a link differ in their order. Each list must be in order by itself
-// (pipeline_prove_list).
+// Executes the lists by the rules above with `buffers` at each link end. Returns false,
+// with an error, if they end in a deadlock or if the two ends of a link differ in their
+// order. After a deadlock run->steps has the times of the steps before it. Each list must
+// be in order by itself (pipeline_prove_list).
 static inline bool pipeline_walk(const PipelineLists *l, size_t buffers,
                                  const PipelineTimes *times, PipelineRun *run, Error *err) {
     size_t links = (size_t)pipeline_link_count(l->p) * (l->folded ? 2 : 1);
@@ -290,11 +291,13 @@ static inline bool pipeline_walk(const PipelineLists *l, size_t buffers,
     return ok;
 }
 
-// Checks the list of one stage by itself: every step is of one of m micro-batches and v
-// chunks, every forward and backward (and weight step) is there exactly once, inputs before
-// their use, and the backwards of each chunk in the order of the micro-batches. Trainers
-// rely on this order: the first writes the gradients, the others add to them with the same
-// bits under any schedule, the last has them reduced.
+// Checks the list of one stage by itself:
+//   Every step belongs to one of m micro-batches and v chunks.
+//   Every forward and backward (and weight step) is there exactly once.
+//   An input comes before its use.
+//   The backwards of each chunk are in the order of the micro-batches.
+// Trainers rely on this order. The first backward writes the gradients, and the others add to
+// them, with the same bits under any schedule. The last one starts their reduction.
 static inline bool pipeline_prove_list(const PipelineLists *l, int stage, Error *err) {
     int m = l->m, v = l->v;
     const PipelineStep *steps = l->steps[stage];
@@ -353,8 +356,8 @@ static inline bool pipeline_prove_list(const PipelineLists *l, int stage, Error 
     return ok;
 }
 
-// True if the lists can be executed with `buffers` at each link end and train as one rank
-// would; otherwise one sentence says why not.
+// Returns true if the lists can be executed with `buffers` at each link end and train as
+// one rank would. Else returns false, with the reason as an error.
 static inline bool pipeline_prove(const PipelineLists *l, size_t buffers, Error *err) {
     static const PipelineTimes nothing = {{0, 0, 0}, 0, NULL};
     PipelineRun run = {NULL, 0, 0, 0};

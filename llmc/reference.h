@@ -110,15 +110,15 @@ static inline void reference_pass_free(ReferencePass *a) {
     free(a->layers);
 }
 
-// Sets at[LN1W] and so on: pointers to the tensors of a layer, and to those of no layer, in
-// a buffer (params, grads, m or v).
+// Sets at[LN1W] and so on: pointers into a buffer (params, grads, m or v) to the tensors of
+// a layer and to the tensors outside the layers.
 static inline void reference_find(const Reference *ref, double *buffer, size_t l,
                                   double *at[NUM_KINDS]) {
     for (int k = 0; k < NUM_KINDS; k++)
         at[k] = buffer + table_find(&ref->table, k, l)->offset;
 }
 
-// The half of a layer before its MLP: residual1 -> residual2 and ln2.
+// Runs the half of a layer before its MLP: residual1 -> residual2 and ln2.
 static inline void reference_half_forward(const Reference *ref, size_t l, ReferenceLayer *x,
                                           size_t B, size_t T) {
     size_t N = B * T, C = ref->config.C, NH = ref->config.NH;
@@ -149,8 +149,8 @@ static inline void reference_layer_forward(const Reference *ref, size_t l,
     reference_residual_forward(x->residual3, x->residual2, x->fcproj, N * C);
 }
 
-// d->residual2 and d->ln2 hold the gradients that arrive; the result is added to
-// d->residual1.
+// Runs that half backward. d->residual2 and d->ln2 hold the incoming gradients. Adds the
+// result to d->residual1.
 static inline void reference_half_backward(Reference *ref, size_t l,
                                            const ReferenceLayer *x, ReferenceLayer *d,
                                            size_t B, size_t T) {
@@ -172,8 +172,8 @@ static inline void reference_half_backward(Reference *ref, size_t l,
                                  w[LN1W], x->ln1_mean, x->ln1_rstd, N, C);
 }
 
-// d->residual3 holds the gradient that arrives; the result is added to d->residual1. d is
-// zero elsewhere.
+// Runs a layer backward. d->residual3 holds the incoming gradient. Adds the result to
+// d->residual1. d is zero elsewhere.
 static inline void reference_layer_backward(Reference *ref, size_t l,
                                             const ReferenceLayer *x, ReferenceLayer *d,
                                             size_t B, size_t T) {
@@ -190,9 +190,8 @@ static inline void reference_layer_backward(Reference *ref, size_t l,
     reference_half_backward(ref, l, x, d, B, T);
 }
 
-// Returns the sum of the losses of tokens -> targets (each [B,T], below V), and adds the
-// gradient of scale * that sum to ref->grads. scale 0: forward only, the gradients stay as
-// they are.
+// Returns the sum of the losses of tokens -> targets (each [B,T], below V). Adds the
+// gradient of scale * that sum to ref->grads. With scale 0 it runs the forward pass only.
 static inline double reference_loss_and_gradients(Reference *ref, const int *tokens,
                                                   const int *targets, size_t B, size_t T,
                                                   double scale) {
@@ -236,16 +235,16 @@ static inline void reference_zero_gradients(Reference *ref) {
     memset(ref->grads, 0, ref->table.total * sizeof(double));
 }
 
-// The L2 norm of all gradients together.
+// Returns the L2 norm of all gradients together.
 static inline double reference_gradient_norm(const Reference *ref) {
     double sum = 0;
     for (size_t i = 0; i < ref->table.total; i++) sum += ref->grads[i] * ref->grads[i];
     return sqrt(sum);
 }
 
-// One AdamW update; step counts from 1. Gradients are multiplied by grad_scale first
-// (clipping: clip / norm where the norm exceeds clip, else 1); only the tensors that the
-// table marks are decayed.
+// Makes one AdamW update; step counts from 1. Multiplies gradients by grad_scale first
+// (clipping: clip / norm if the norm exceeds clip, else 1). Decays only the tensors that
+// the table marks.
 static inline void reference_adamw(Reference *ref, size_t step, double lr, double beta1,
                                    double beta2, double eps, double weight_decay,
                                    double grad_scale) {

@@ -1,9 +1,9 @@
-// reference_5d.h: Llama's blocks with experts in plain C loops and fp64: loss and gradients
-// (llmc/model_5d.h).
+// reference_5d.h: loss and gradients of llmc/model_5d.h's models, in plain C loops and
+// fp64.
 // lesson: 5d
 //
-// The first half of a layer is reference_llama.h's, the router reference_moe.h's. Experts
-// compute for one token at a time.
+// The first half of a layer is in reference_llama.h, the router in reference_moe.h.
+// Experts compute for one token at a time.
 #ifndef LLMC_REFERENCE_5D_H
 #define LLMC_REFERENCE_5D_H
 
@@ -84,8 +84,9 @@ static inline void reference_experts_backward(Reference *ref, const ReferenceMoe
     free(row);
 }
 
-// reference_llama_loss for layers of experts. *extra, unless it is NULL, gets the sum of
-// the two losses of all layers, whose gradient is part of ref->grads.
+// Does as reference_llama_loss, for layers of experts. Sets *extra, unless it is NULL, to
+// the sum of the router's two losses over all layers. Their gradient is part of
+// ref->grads.
 static inline double reference_5d_loss(Reference *ref, const ReferenceMoe *moe,
                                        const int *tokens, const int *targets, size_t B,
                                        size_t T, double scale, double *extra) {

@@ -15,14 +15,13 @@
 
 static const double REFERENCE_LAYERNORM_EPS = 1e-5;
 
-// Returns what `first` says about row n of [B,T], or 0 without it: the first position that
-// the token sees.
+// Returns the first position that the token of row n of [B,T] sees: 0 without `first`.
 static inline size_t reference_first(const int *first, size_t n) {
     return first ? (size_t)first[n] : 0;
 }
 
-// out [B,T,C] = wte[token] + wpe[position]; wte [V,C], wpe [maxT,C]. Positions count from
-// first[B,T], if it is there: where the token's document begins.
+// out [B,T,C] = wte[token] + wpe[position]; wte [V,C], wpe [maxT,C]. With first[B,T]
+// positions count from there: from the beginning of the token's document.
 static inline void reference_encoder_forward(double *out, const int *tokens,
                                              const double *wte, const double *wpe, size_t B,
                                              size_t T, size_t C, const int *first) {
@@ -47,7 +46,7 @@ static inline void reference_encoder_backward(double *dwte, double *dwpe,
     }
 }
 
-// Each row of inp [N,C] is brought to mean 0 and variance 1, then scaled and shifted: out
+// Brings each row of inp [N,C] to mean 0 and variance 1, then scales and shifts it: out
 // [N,C].
 static inline void reference_layernorm_forward(double *out, double *mean /*[N]*/,
                                                double *rstd /*[N]*/, const double *inp,
@@ -121,9 +120,8 @@ static inline void reference_matmul_backward(double *dinp, double *dweight, doub
     }
 }
 
-// Dropout: the factor of a probability or of an element of the residual stream, 0 or 1 / (1
-// - p). They are numbered as in llmc/masks.h; without a seed's numbers (threshold 0) every
-// factor is 1.
+// Returns dropout's factor of a probability or of an element of the residual stream: 0 or 1
+// / (1 - p). Elements are numbered as in llmc/masks.h. With threshold 0 every factor is 1.
 static inline double reference_factor(const Dropout *d, const Philox *block, size_t i) {
     double scale = 65536.0 / (65536.0 - d->threshold);
     return !d->threshold                                   ? 1.0
@@ -140,16 +138,17 @@ static inline void reference_dropout(double *x, Dropout d, size_t B, size_t T, s
     }
 }
 
-// The factor of the probability with which query t of head h of sample b looks at key s.
+// Returns the factor of the probability with which query t of head h of sample b looks at
+// key s.
 static inline double reference_attention_factor(const Dropout *d, size_t b, size_t h,
                                                 size_t t, size_t s, size_t T) {
     Philox block = dropout_probability_block(d, b, h, t, s, T);
     return reference_factor(d, &block, s % DROPOUT_BLOCK);
 }
 
-// Causal self-attention. qkv [B,T,3,NH,HS] -> out [B,T,NH,HS]; att [B,NH,T,T] keeps the
-// softmax for backward, before dropout. first[B,T], if it is there: the first key that each
-// query sees.
+// Causal self-attention, qkv [B,T,3,NH,HS] -> out [B,T,NH,HS]. Keeps the softmax before
+// dropout for backward, in att [B,NH,T,T]. first[B,T], unless it is NULL, has the first key
+// that each query sees.
 static inline void reference_attention_forward(double *out, double *att, const double *qkv,
                                                size_t B, size_t T, size_t C, size_t NH,
                                                Dropout d, const int *first) {
@@ -263,7 +262,7 @@ static inline void reference_classifier_forward(double *losses, double *probs,
     }
 }
 
-// The gradient of scale * sum(losses).
+// Adds the gradient of scale * sum(losses).
 static inline void reference_classifier_backward(double *dinp, double *dwte,
                                                  const double *probs, const double *inp,
                                                  const double *wte, const int *targets,

@@ -1,5 +1,5 @@
-// reference_llama.h: Llama, Qwen2, Qwen3, Mistral and Nemotron-4 in plain C loops and fp64:
-// loss and gradients (llmc/llama.h).
+// reference_llama.h: loss and gradients of llmc/llama.h's models, in plain C loops and
+// fp64.
 // lesson: llama
 //
 // It shares reference.h's Reference, whose table comes from the Llama in config.spec.
@@ -124,7 +124,7 @@ static inline void reference_rope(const Llama *m, double *x, size_t N, size_t T,
 
 // Causal attention over qkv [N, NH + 2 KV, HS]: out [N,NH,HS], att [B,NH,T,T]. Query head h
 // reads key head h / (NH/KV). With dout, adds to dqkv instead and leaves out as it is.
-// first[B,T], if it is there: the first key that each query sees.
+// first[B,T], unless it is NULL, has the first key that each query sees.
 static inline void reference_groups(double *out, double *att, const double *qkv,
                                     double *dqkv, const double *dout, size_t B, size_t T,
                                     size_t NH, size_t KV, size_t HS,
@@ -218,8 +218,8 @@ static inline double *reference_blocks(ReferenceBlock *blocks, const Llama *m,
     return memory;
 }
 
-// at[kind] becomes the place of the tensor in params or grads, NULL if the model has none
-// of the kind.
+// Sets at[kind] to the place of the tensor in params or grads, or to NULL if the model
+// has none of the kind.
 static inline void reference_llama_find(const Reference *ref, double *buffer, size_t l,
                                         double *at[LLAMA_KINDS]) {
     for (int k = 0; k < LLAMA_KINDS; k++) {
@@ -228,7 +228,7 @@ static inline void reference_llama_find(const Reference *ref, double *buffer, si
     }
 }
 
-// The first half of a layer, up to the norm before the MLP.
+// Runs the first half of a layer, up to the norm before the MLP.
 static inline void reference_first_half_forward(const Reference *ref, size_t l,
                                                 ReferenceBlock *x, size_t B, size_t T) {
     const Llama *m = llama_of(&ref->config);
@@ -269,7 +269,8 @@ static inline void reference_block_forward(const Reference *ref, size_t l,
     for (size_t i = 0; i < N * C; i++) out[i] += x->mid[i];
 }
 
-// The first half, backward: from d->mid, what goes past the MLP, and d->ln2.
+// Runs the first half backward, from d->ln2 and from d->mid, the gradient that goes past
+// the MLP.
 static inline void reference_first_half_backward(Reference *ref, size_t l,
                                                  const ReferenceBlock *x,
                                                  ReferenceBlock *d, size_t B, size_t T) {
@@ -303,7 +304,8 @@ static inline void reference_first_half_backward(Reference *ref, size_t l,
     reference_norm_backward(m, d->x, g[LN1W], g[LN1B], d->ln1, x->x, w[LN1W], N, C);
 }
 
-// dout [N,C] is the gradient that arrives; d->x gets what leaves. d is zero before.
+// dout [N,C] is the gradient of the output. Leaves the gradient of the input in d->x. d
+// is zero before.
 static inline void reference_block_backward(Reference *ref, size_t l,
                                             const ReferenceBlock *x, ReferenceBlock *d,
                                             const double *dout, size_t B, size_t T) {
@@ -324,9 +326,9 @@ static inline void reference_block_backward(Reference *ref, size_t l,
     reference_first_half_backward(ref, l, x, d, B, T);
 }
 
-// Returns the sum of the losses of tokens -> targets (each [B,T]), and adds the gradient of
-// scale * that sum to ref->grads. scale 0: forward only. ref->first, if it is there:
-// where the document of each token begins.
+// Returns the sum of the losses of tokens -> targets (each [B,T]). Adds the gradient of
+// scale * that sum to ref->grads. With scale 0 it runs the forward pass only. ref->first,
+// unless it is NULL, has the beginning of each token's document.
 static inline double reference_llama_loss(Reference *ref, const int *tokens,
                                           const int *targets, size_t B, size_t T,
                                           double scale) {

@@ -2,9 +2,9 @@
 // fp64, forward and backward.
 // lesson: moe
 //
-// Matrices as in reference_layers.h; the router is [E,C], an expert's weights are e of
-// [E,C,F], [E,F], [E,F,C], [E,C]. The experts compute for one token at a time: no
-// permutation, no places, only a count of the taken ones.
+// Matrices are as in reference_layers.h. The router is [E,C]. The weights of all experts
+// are [E,C,F], [E,F], [E,F,C] and [E,C]. Experts compute for one token at a time, so
+// there are no permutation and no places, only a count of the taken ones.
 #ifndef LLMC_REFERENCE_MOE_H
 #define LLMC_REFERENCE_MOE_H
 
@@ -72,8 +72,8 @@ static inline void reference_routing_free(ReferenceRouting *r) {
     free(r->out);
 }
 
-// Softmax of the router's logits, the k most probable experts of each token, and the tokens
-// that find a place.
+// Computes the softmax of the router's logits, the k most probable experts of each token,
+// and the tokens that find a place.
 static inline void reference_route(const ReferenceMoe *moe, ReferenceRouting *r,
                                    const double *inp, const double *router, size_t B,
                                    size_t T, size_t C) {
@@ -119,8 +119,9 @@ static inline void reference_route(const ReferenceMoe *moe, ReferenceRouting *r,
     free(tokens);
 }
 
-// Returns the sum over tokens of the two losses: of a sequence, E times the sum over experts
-// of share and mean probability; of a token, lse squared.
+// Returns the sum of the two losses over all tokens, with their coefficients. The balance
+// loss of a token is E times the sum over experts of share (of its sequence) times
+// probability. The z loss is lse squared.
 static inline double reference_route_losses(const ReferenceMoe *moe,
                                             const ReferenceRouting *r, size_t N, size_t T) {
     size_t E = moe->E;
@@ -134,8 +135,8 @@ static inline double reference_route_losses(const ReferenceMoe *moe,
     return losses;
 }
 
-// Adds token n's gradients of the router and of its input [C], from dweight [k], those of
-// its weights, and from the two losses, whose gradient is scale.
+// Adds token n's gradients of the router and of its input [C]. They come from dweight
+// [k], the gradients of its weights, and from the two losses, whose gradient is scale.
 static inline void reference_route_backward(const ReferenceMoe *moe, double *dinp,
                                             double *drouter, const double *dweight,
                                             const ReferenceRouting *r, const double *inp,
@@ -187,7 +188,7 @@ static inline double reference_moe_forward(const ReferenceMoe *moe, double *out,
     return reference_route_losses(moe, r, B * T, T);
 }
 
-// dout [N,C] is the gradient of out; scale is that of the losses which
+// dout [N,C] is the gradient of out. scale is the gradient of the losses that
 // reference_moe_forward returns.
 static inline void reference_moe_backward(const ReferenceMoe *moe, double *dinp,
                                           ReferenceExperts dw, const double *dout,
@@ -233,9 +234,9 @@ static inline ReferenceExperts reference_experts(const Reference *ref, double *b
     return experts;
 }
 
-// reference_loss_and_gradients for a model whose MLPs are mixtures of experts: the sum of
-// the tokens' losses. *extra, unless it is NULL, gets the sum of the two losses of all
-// layers, whose gradient is part of ref->grads.
+// Does as reference_loss_and_gradients, for a model with experts: returns the sum of the
+// tokens' losses. Sets *extra, unless it is NULL, to the sum of the router's two losses
+// over all layers. Their gradient is part of ref->grads.
 static inline double reference_moe_loss_and_gradients(Reference *ref,
                                                       const ReferenceMoe *moe,
                                                       const int *tokens, const int *targets,

@@ -1,4 +1,4 @@
-// reference_muon.h: Muon in plain C loops and fp64. What it does not update, AdamW does.
+// reference_muon.h: Muon in plain C loops and fp64. AdamW updates all other tensors.
 // lesson: muon
 //
 // The momentum of a matrix takes the place of AdamW's first moment.
@@ -24,7 +24,7 @@ static inline void reference_transpose(double *out, const double *x, size_t rows
         for (size_t j = 0; j < cols; j++) out[j * rows + i] = x[i * cols + j];
 }
 
-// Replaces x[rows, cols] by an almost orthogonal matrix with its singular vectors: divides it
+// Replaces x[rows, cols] by an almost orthogonal matrix with its singular vectors. Divides it
 // by its norm, and takes `steps` steps of Newton-Schulz on the wide one of x and x'.
 static inline void reference_orthogonalise(double *x, size_t rows, size_t cols,
                                            size_t steps) {
@@ -55,7 +55,7 @@ static inline void reference_orthogonalise(double *x, size_t rows, size_t cols,
     free(fourth);
 }
 
-// True if Muon updates the tensor: a weight matrix of a layer.
+// Returns true if Muon updates the tensor: a weight matrix of a layer.
 static inline bool reference_is_matrix(const Tensor *x) {
     int kind = x->spec->kind;
     return kind == QKVW || kind == PROJW || kind == FCW || kind == FCPROJW;
@@ -81,8 +81,8 @@ static inline void reference_muon_matrix(Reference *ref, const Tensor *x, size_t
     free(update);
 }
 
-// One update of all tensors: matrices of layers by Muon, with q, k and v as three, all else
-// by AdamW (reference_adamw has the other arguments).
+// Updates all tensors once: Muon the matrices of layers, with q, k and v as three, and
+// AdamW all others. The other arguments are reference_adamw's.
 static inline void reference_muon(Reference *ref, double mu, size_t steps, size_t step,
                                   double lr, double beta1, double beta2, double eps,
                                   double weight_decay, double grad_scale) {

@@ -54,8 +54,8 @@
 
 enum { NO_MICRO = -1 };  // the micro-batch of a span that belongs to none
 
-// What travels with the squared norms: the loss, and whether data could not be read, or a
-// signal came.
+// Three more sums travel with the squared norms: the loss, and the numbers of ranks that
+// could not read their data or got a signal.
 enum { TOTALS_EXTRA = 3 };
 
 enum { MAX_STREAMS = 16 };
@@ -85,10 +85,10 @@ struct Trainer {
     size_t B, T, micros;  // sequences of a micro-batch, their tokens on this rank,
                           // micro-batches of the batch
     Tokens
-        tokens;  // which T of a sequence's tokens: all, but in a lesson that cuts sequences
+        tokens;  // the T tokens of a sequence on this rank: all, unless a lesson cuts it
     size_t readers, reader;  // groups of ranks that read different samples, and this rank's
-    size_t batch;  // sequences of the batch under way, on all data ranks: less than a
-                   // step's on a ramp
+    size_t batch;  // sequences of the current batch, on all data ranks: on a ramp
+                   // fewer than --global-batch
     size_t A, NHl, F, Vl, V0;  // this rank's channels of heads, heads, hidden units,
                                // vocabulary and its first token
     size_t sp;    // ranks that share the rows of the residual stream: 1, or t (sequence
@@ -99,12 +99,12 @@ struct Trainer {
                               // so on outside them
     float *(*dw)[MAX_KINDS];  // [layers held] their gradients
     State state;  // weights, gradients, and the part of the optimizer that this rank owns
-    State share;  // what this rank owns of each gradient bucket once the data ranks have
+    State share;  // this rank's part of each gradient bucket after the data ranks have
                   // reduced it
     int *inputs, *targets;  // (micros, B * T) the batch, on the device
     Dropout
-        dropout;    // of the micro-batch under way; off (threshold 0) but in training steps
-    float *losses;  // (micros, 2, N) of each target its loss, and how far its logit is from
+        dropout;    // of the current micro-batch; off (threshold 0) outside of training steps
+    float *losses;  // (micros, 2, N) each target's loss, and how far its logit is from
                     // the largest
     double *loss_sums;    // [micros] sums of the losses; both are written by the last
                           // pipeline stage
@@ -119,10 +119,10 @@ struct Trainer {
     double *norms,
         *norm_scratch;      // [share.piece_count] squared norm of each piece of a gradient
     unsigned adamw_blocks;  // of all of the state's pieces
-    double *totals, *host_totals;  // [tensors of the whole model + TOTALS_EXTRA] the same
-                                   // over all ranks, and more
+    double *totals, *host_totals;  // [tensors of the whole model + TOTALS_EXTRA] sums
+                                   // over all ranks: the norms, and three more
     int *host_inputs, *host_targets;  // (micros, B * T) pinned
-    // Is shown sequence i of a batch, before it is cut; or NULL.
+    // Takes sequence i of a batch before it is cut; or NULL.
     void (*see_sequence)(Trainer *m, size_t i, const int *tokens);
     double *host_sums, *host_norms;   // [micros], [share.piece_count] pinned
     DataLoader train_data, val_data;
@@ -145,10 +145,12 @@ struct Trainer {
     struct cudaDeviceProp device;
 };
 
-// What a lesson behind the four adds: rows of the command line, before those of the same
-// name; a check of them, after that of all other options and before any data are opened;
-// the model whose blocks it has (NULL: GPT-2); what its rows say of sizes, before those
-// that were left out are filled in; and its reader of tokenizer.json (NULL: of GPT-2's).
+// The additions of a lesson behind the four trainers.
+//   options    rows of the command line, which go before rows of the same name.
+//   check      checks them, after all other options and before any data are opened.
+//   spec       the model whose blocks it has; NULL: GPT-2.
+//   sizes      takes sizes from its rows, before the sizes that were left out are filled in.
+//   tokenizer  its reader of tokenizer.json; NULL: GPT-2's.
 struct Lesson {
     FieldTable options;
     bool (*check)(Trainer *m, Error *err);

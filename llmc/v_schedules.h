@@ -1,6 +1,6 @@
 // v_schedules.h: schedules whose two chunks a stage lie in a V: zb-v, v-half, dualpipe-v.
 // lesson: v
-// From Pipeline Parallelism with Controllable Memory (Qi et al. 2024) and DualPipe
+// Papers: Pipeline Parallelism with Controllable Memory (Qi et al. 2024). DualPipe
 // (DeepSeek-V3, 2024), which DualPipeV cuts in half.
 //
 // defines: v_check, v_make, v_lists, v_link_count, v_link_ends
@@ -29,8 +29,9 @@ typedef struct {
     int step[V_RUNS], gap[V_RUNS];
 } VBlock;
 
-// Returns how many pairs of micro-batch and chunk a stage may hold: p micro-batches, or
-// (p + 2) / 2 rounded down; dualpipe-v takes one pair more than p micro-batches.
+// Returns how many pairs of micro-batch and chunk a stage may hold. That is p
+// micro-batches, or (p + 2) / 2 rounded down. Schedule dualpipe-v takes one pair more
+// than p micro-batches.
 static inline int v_limit(Schedule schedule, int p) {
     return schedule == SCHEDULE_DUALPIPE_V ? 2 * p + 1
            : schedule == SCHEDULE_ZB_V     ? 2 * p
@@ -100,7 +101,7 @@ static inline double v_next(const VStage *s, size_t count, int limit, double lon
     return *weight ? s->clock : full ? INFINITY : start;
 }
 
-// Runs the stages in virtual time and writes their lists. Free buffers are not waited for.
+// Runs the stages in virtual time and writes their lists. Does not wait for free buffers.
 static inline void v_fill(PipelineLists *l, VStage *stages, const PipelineTimes *times,
                           int limit) {
     size_t count = (size_t)V_RUNS * l->m;
@@ -238,8 +239,8 @@ static inline size_t v_dualpipe(int p, int stage, int m, PipelineStep *out) {
 
 // ---- for trainers and tools ------------------------------------------------------------
 
-// False, with a sentence that says what to change, if the schedule does not exist for these
-// sizes.
+// Returns false, with an error that says what to change, if the schedule does not exist for
+// these sizes.
 static inline bool v_check(Schedule schedule, int p, int m, int v, Error *err) {
     const char *name = pipeline_schedule_name(schedule);
     if (schedule < SCHEDULE_ZB_V)
@@ -285,9 +286,9 @@ static inline bool v_lists(PipelineLists *l, Schedule schedule, const char *file
     return pipeline_proved(l, file ? file : pipeline_schedule_name(schedule), err);
 }
 
-// Links are numbered 0 .. 4p - 1: of each chunk p for activations and p for gradients, as
+// Links are numbered 0 .. 4p - 1. Each chunk has p for activations and p for gradients, as
 // pipeline_link_ends numbers them. Chunk 0's activations go up and chunk 1's down, gradients
-// the other way. Where the V turns there is no link.
+// the other way. The turn of the V needs no link.
 static inline int v_link_count(int p) {
     return 4 * p;
 }

@@ -5,9 +5,9 @@
 // defines: zero_bubble_h1, zero_bubble_auto, zero_bubble_make, zero_bubble_lists,
 //          zero_bubble_times
 //
-// A backward makes two things: the gradient of its input (B), for which the stage before
-// waits, and the gradients of its weights (W), for which no stage waits. A stage that would
-// idle runs a W instead. Their times are T_F, T_B, T_W.
+// A backward makes the gradient of its input (B), for which the stage before waits. It also
+// makes the gradients of its weights (W), for which no stage waits. A stage that would idle
+// runs a W instead. Steps take the times T_F, T_B and T_W.
 #ifndef LLMC_ZERO_BUBBLE_H
 #define LLMC_ZERO_BUBBLE_H
 
@@ -16,11 +16,11 @@
 #include "llmc/pipeline_lists.h"
 
 // ZB-H1 (section 2): 1F1B with a split backward. Stage s puts off its weight steps until s
-// of them wait, so that it has work when no gradient has come; the remaining ones fill the
-// end, during which 1F1B idles. The bubble shrinks from (p - 1)(T_F + T_B + T_W) to (p -
-// 1)(T_F + T_B - T_W). Every stage holds at most p micro-batches, as stage 0 of 1F1B does.
-// This bound forbids forwards further ahead: stage s has p - s micro-batches between F and
-// B, and s between B and W, which makes p; one more forward would be number p + 1.
+// of them wait, so it has work when no gradient has come. The remaining ones fill the end,
+// during which 1F1B idles. The bubble shrinks from (p - 1)(T_F + T_B + T_W) to (p - 1)(T_F
+// + T_B - T_W). Every stage holds at most p micro-batches, as stage 0 of 1F1B does. This
+// bound forbids forwards further ahead. Stage s has p - s micro-batches between F and B,
+// and s between B and W, which makes p. One more forward would be number p + 1.
 static inline size_t zero_bubble_h1(int p, int stage, int m, PipelineStep *out) {
     int warmup = p - stage - 1 < m ? p - stage - 1 : m, weights = 0;
     size_t n = 0;
@@ -59,14 +59,15 @@ typedef struct {
     size_t limit;  // micro-batches of which a stage may hold activations
     const PipelineTimes *times;
     AutoStage *stages;
-    // The policy: a stage does forwards while it has fewer than p - s + extra of them more
-    // than backwards, and a weight step if it would otherwise wait longer than `patience`.
+    // The policy: a stage does forwards while they are less than p - s + extra ahead of
+    // its backwards. It does a weight step if it would otherwise wait longer than
+    // `patience`.
     int extra;
     double patience;
-    int least_ahead;  // at which `extra` was the reason for a backward: a run with an
-                      // `extra` up to it is the same
-    // A tree of the stages by their clocks, [2 * leaves]: node i is the earlier of nodes 2i
-    // and 2i + 1, the lower one of equals; stage s is leaf leaves + s.
+    int least_ahead;  // the least lead at which `extra` made a backward go first: a run with
+                      // any `extra` up to it is the same
+    // A tree of the stages by their clocks, [2 * leaves]. Node i is the earlier of nodes 2i
+    // and 2i + 1, of equals the first. Stage s is leaf leaves + s.
     AutoClock *tree;
     int leaves;
 } AutoRun;
@@ -98,9 +99,9 @@ static inline double auto_arrival(const AutoRun *r, const AutoStage *s, StepKind
     return next < r->m && room ? s->arrival[kind][next] : INFINITY;
 }
 
-// Returns the kind of the stage's next step at `now`, or -1 if it waits: a forward while
-// the policy wants more of them ahead, else a backward, a forward, or a weight step.
-// *until: when its next input arrives.
+// Returns the kind of the stage's next step at `now`, or -1 if it waits. It is a forward
+// while the policy wants more of them ahead, else a backward, a forward, or a weight
+// step. *until: when its next input arrives.
 static inline int auto_choose(AutoRun *r, int stage, double now, double *until) {
     const AutoStage *s = &r->stages[stage];
     double forward = auto_arrival(r, s, STEP_FORWARD);
@@ -134,7 +135,7 @@ static inline void auto_step(AutoRun *r, int stage, StepKind kind, double now) {
 }
 
 // Runs all stages by the policy, which makes r->lists. Returns the time from the first
-// start to the last end, and in *span the longest time of one stage from its own first
+// start to the last end. Sets *span to the longest time of one stage from its own first
 // start to its own last end. Gives up, and returns INFINITY, once the end must be later
 // than `latest`.
 static inline double auto_run(AutoRun *r, double latest, double *span) {
@@ -173,8 +174,8 @@ static inline double auto_run(AutoRun *r, double latest, double *span) {
     return end;
 }
 
-// True if a run that ends at `end`, in which the longest stage takes `span`, is better than
-// the best so far.
+// Returns true if a run that ends at `end`, in which the longest stage takes `span`, is
+// better than the best so far.
 static inline bool auto_better(double end, double span, const PipelineRun *best,
                                double small) {
     return end < best->end - small ||
@@ -244,9 +245,10 @@ static inline void zero_bubble_auto(PipelineLists *l, const PipelineTimes *times
 
 // ---- for trainers and tools ------------------------------------------------------------
 
-// Makes the lists of any schedule for sizes that pipeline_check accepts. times and limit
-// are for zb-auto: limit is the most micro-batches of which a stage holds activations (2p:
-// no idle time in the middle; p: the memory of 1F1B). Release with pipeline_lists_free.
+// Makes the lists of any schedule for sizes that pipeline_check accepts. Schedule zb-auto
+// also takes times and limit: a stage holds activations of at most `limit` micro-batches.
+// 2p leaves no idle time in the middle, p takes the memory of 1F1B. Release with
+// pipeline_lists_free.
 static inline PipelineLists zero_bubble_make(Schedule schedule, int p, int m, int v,
                                              const PipelineTimes *times, size_t limit) {
     if (schedule < SCHEDULE_ZB_H1) return pipeline_make(schedule, p, m, v);
@@ -257,9 +259,9 @@ static inline PipelineLists zero_bubble_make(Schedule schedule, int p, int m, in
     return l;
 }
 
-// Returns the times of a layer's steps by their FLOPs for each token: 24 C^2 for each
-// product of the forward, B and W; causal attention in F, and 2.5 times that in B. Messages
-// are free.
+// Returns the times of a layer's steps by their FLOPs for each token. The matrices take 24
+// C^2 in each of F, B and W. Causal attention takes its FLOPs in F and 2.5 times as many in
+// B. Messages are free.
 static inline PipelineTimes zero_bubble_times(size_t C, size_t T) {
     double matrices = 24.0 * (double)C, attention = 2.0 * (double)T;
     PipelineTimes times = {

@@ -4,11 +4,11 @@
 // There are t * d * p ranks. Of the d data ranks, c neighbours share each sequence, as in
 // train_context: each has chunks i and 2c-1-i of 2c. Keys and values go round a ring, or an
 // all-to-all gives each rank all tokens of 1/c of the heads (llmc/trainer/context_ranks.cuh).
-// And e neighbours share out the experts that each layer has in the place of its MLP, as in
-// train_moe. The two cuts know nothing of each other: with c = e = 2 the same two ranks share
-// a sequence and the experts, with c = 2 and e = 4 the experts serve two sequences.
+// And e neighbours share out the experts, which a layer has in the place of its MLP, as in
+// train_moe. The two cuts are independent. With c = e = 2 the same two ranks share a sequence
+// and the experts. With c = 2 and e = 4 the experts serve two sequences.
 //
-// The hard part of five dimensions is which ranks have summands of a gradient:
+// The hard part of five dimensions is to know which ranks have summands of a gradient.
 //
 //   tensor                  cut over  its gradient is summed over          optimizer, ZeRO-1
 //   q, k, v, o, MLP         t         d                                    1/d each
@@ -18,30 +18,36 @@
 //   router                  -         t; d                                 1/d each
 //   experts                 e, t      the d/e ranks that hold them         e/d each
 //
-// Pipeline stages hold layers of their own, so none of these sums crosses them but the tied
-// embedding's. c is in no row of its own: ranks of one sequence hold the same weights and
-// have other tokens, as any two data ranks do.
+// Pipeline stages hold layers of their own. So only the tied embedding's sum crosses them.
+// The table has no c: ranks of one sequence hold the same weights and have other tokens,
+// as any two data ranks do.
 //
-// The blocks are train_llama's, or those of Mixtral (Jiang et al. 2024) and Qwen3-MoE: a
-// router's softmax over E experts, of which each token meets the k most probable. Their
-// results are weighted by these probabilities, or by each one's share of the k. Experts stand
-// between f and g as an MLP does: a tensor rank has 1/t of the hidden units of each, so it
-// routes all N rows and makes a summand of the results. --capacity 0 drops no token: an
-// expert has T places for a rank's T tokens of a sequence.
+// The blocks are train_llama's, or have experts as Mixtral (Jiang et al. 2024) and Qwen3-MoE
+// do. A router makes a softmax over E experts, and each token meets the k most probable.
+// Their results are weighted by these probabilities, or by each one's share of the k. Experts
+// stand between f and g as an MLP does. A tensor rank has 1/t of the hidden units of each, so
+// it routes all N rows and makes a summand of the results. With --capacity 0 no token is
+// dropped: an expert has T places for a rank's T tokens of a sequence.
 //
 // Letters: B micro-batch (sequences), T tokens of a sequence on this rank, N = B*T, C
 // channels, L layers, NH heads, V vocabulary, Vp the same padded to 128. A shape stands behind
-// every pointer. w[QKVW] is a weight of a layer, dw[QKVW] its gradient; k's and v's follow
-// q's without a gap, up's follows gate's (llmc/llama.h). w[FCW] and w[FCPROJW] are those of
-// the first expert that this rank holds (llmc/model_5d.h).
+// every pointer. A layer's weight w[QKVW] has the gradient dw[QKVW]. The matrices of k and v
+// follow q's without a gap, and up's follows gate's (llmc/llama.h). The matrices w[FCW] and
+// w[FCPROJW] belong to the first expert that this rank holds (llmc/model_5d.h).
 //
-// A rank of t has A = NHl HS channels in NHl = NH/t query heads, KVl = KV/t key/value heads,
-// K = KVl HS channels of k, S = A + 2 K of q, k and v together, F hidden units with G = 2
-// matrices that make them (1 without a gate), and Vl = Vp/t tokens of the vocabulary, from V0
-// on. Of the residual stream it has all Nl = N rows, or Nl = N/t where sp = t ranks share them:
-// under sequence parallelism. R = N rows meet an MLP; of experts, R = E B slots are those of
-// this rank's tokens in all E, which are also those of all e ranks in its El = E/e; Re = R/El
-// in each.
+// Each of t tensor ranks has:
+//   A = NHl HS channels of q, in NHl = NH/t query heads.
+//   K = KVl HS channels of k and as many of v, in KVl = KV/t key/value heads.
+//   S = A + 2 K channels of q, k and v together.
+//   F hidden units, which G = 2 matrices make (1 without a gate).
+//   Vl = Vp/t tokens of the vocabulary, from V0 on.
+//   Nl = N/sp rows of the residual stream. Under sequence parallelism sp = t, else 1.
+//   R = N rows for an MLP.
+//
+// With experts, for a micro-batch:
+//   R = E B slots places that this rank's tokens have in all E experts.
+//   El = E/e experts on this rank.
+//   They have as many places for the tokens of all e ranks, Re = R/El each.
 
 // Trainer: everything but the mathematics: options, memory, data, optimizer, checkpoints
 #include "llmc/trainer/stages.cuh"
@@ -77,7 +83,7 @@ struct LayerActs {
     floatX *expert_in;  // (R, C)       the tokens of e ranks that came to this rank's experts
     floatX *fch;        // (R, G F)     gate|up, or up alone
     floatX *fch_act;    // (R, F)       behind the activation
-    floatX *expert_out; // (R, C)       what all experts have made of this rank's tokens
+    floatX *expert_out; // (R, C)       results of all experts for this rank's tokens
 };
 
 // A micro-batch keeps these from its forward to its backward pass.
@@ -87,9 +93,9 @@ struct Acts {
     Layernorm lnf;      // (Nl, C)
 };
 
-// One end of a link. A link carries activations up or gradients down between two stages,
-// on a stream of its own at both ends, so that a message that has to wait holds up no other
-// one and no compute. Two buffers let a message travel while compute is at the next.
+// One end of a link. A link carries activations up or gradients down between two stages. It
+// has a stream of its own at both ends, so a message that waits holds up neither compute
+// nor other messages. Two buffers let a message travel while compute is at the next.
 struct LinkEnd {
     ncclComm_t comm;        // of two ranks, 0 sends to 1; NULL: no link, or not connected yet
     cudaStream_t stream;
@@ -100,7 +106,7 @@ struct LinkEnd {
 };
 
 struct GPT : Trainer {
-    MoeLlama model;               // what GPTConfig lacks
+    MoeLlama model;               // the sizes that GPTConfig lacks
     Llama &llama = model.llama;
     Options5D flags;
     size_t HS;                    // channels of a head
@@ -114,7 +120,7 @@ struct GPT : Trainer {
     double *scores;               // [micros][c] pairs of a query and a key that it sees
     int *whole_first;             // [cT] the first key of each token of a sequence
     int eot;                      // the token that a document begins with, or -1
-    ContextKeys keys;             // of the micro-batch at hand
+    ContextKeys keys;             // of the current micro-batch
 
     // Context parallelism: c of the data ranks share each sequence.
     ContextRanks context;
@@ -125,10 +131,10 @@ struct GPT : Trainer {
     MoeStatistics statistics;     // for --log
 
     ncclComm_t tensor;            // the t ranks that share each layer
-    cudaStream_t tensor_stream;   // for those of their collectives that overlap compute
-    cudaEvent_t computed;         // what such a collective reads has been written
-    cudaEvent_t reduced_ready;    // dreduced has
-    cudaEvent_t gathered_ready;   // gathered has
+    cudaStream_t tensor_stream;   // for its collectives that overlap compute
+    cudaEvent_t computed;         // the input of such a collective is written
+    cudaEvent_t reduced_ready;    // dreduced is written
+    cudaEvent_t gathered_ready;   // gathered is written
 
     ncclComm_t embedding;   // first and last stage, which both hold wte; else NULL
     LinkEnd receive[2];     // of activations and of gradients, by StepKind
@@ -137,7 +143,7 @@ struct GPT : Trainer {
 
     ncclComm_t data;               // the d ranks that hold the same part of the model
     cudaStream_t data_stream;
-    cudaEvent_t bucket_done;       // what is reduced or gathered next has been written
+    cudaEvent_t bucket_done;       // the next bucket to reduce or gather is written
     cudaEvent_t reduced_all;       // all buckets are reduced
     cudaEvent_t *gathered_bucket;  // [buckets] its weights are up to date on every data rank
 
@@ -155,8 +161,8 @@ struct GPT : Trainer {
     floatX *dnorm;      // (N, C)       gradient of a layernorm's output; (N, A) of atty
     floatX *reduced;    // (Nl, C)      proj, summed over the ranks: in its place if Nl = N
     floatX *dreduced;   // (Nl, C)      and dnorm
-    floatX *gathered;   // (N, C)       rows of all ranks: what f hands over
-    floatX *dgathered;  // (N, C)       and what g hands over in backward
+    floatX *gathered;   // (N, C)       rows of all ranks: f's output
+    floatX *dgathered;  // (N, C)       and g's output in backward
     floatX *dqkv;       // (N, S)
     floatX *dfch;       // (R, G F)
     floatX *dact;       // (R, F)
@@ -178,7 +184,7 @@ static void set_sizes(GPT *m, size_t t) {
     m->head = m->llama.tied ? (int)WTE : (int)HEADW;
 }
 
-// The ranks that hold a bucket alike, and this rank's part of it.
+// The ranks that hold the same bucket, and this rank's part of it.
 struct Holders {
     ncclComm_t comm;
     size_t count;  // ranks
@@ -186,8 +192,8 @@ struct Holders {
     size_t mine;   // and where this rank's part begins
 };
 
-// All d ranks hold a bucket alike, those that share a sequence, too. One of experts is held
-// by every e-th of them: by one rank of each group that shares the experts out.
+// Returns the holders of bucket b: all d ranks, also if they share a sequence, or for
+// experts every e-th of them. That is one rank of each group that shares the experts out.
 static Holders holders(const GPT *m, size_t b) {
     bool experts = m->moe.E && bucket_of_experts(&m->table, b);
     size_t e = experts ? m->experts.e : 1;
@@ -210,9 +216,9 @@ static size_t layer_bucket(const GPT *m, size_t l) {
     return BUCKET_LAYERS + l * (m->moe.E ? 2 : 1);
 }
 
-// Takes this rank's part of every layer of its stage, and of the vocabulary; of experts 1/e,
-// each cut over the tensor ranks. Of the reduced gradients it owns its part of each bucket,
-// and with ZeRO that much of the optimizer, too.
+// Takes this rank's part of every layer of its stage, and of the vocabulary. It holds 1/e of
+// the experts, each cut over the tensor ranks. It owns its part of the reduced gradients of
+// each bucket, and with ZeRO the same part of the optimizer.
 static void shard(GPT *m) {
     size_t t = m->grid.t;
     trainer_sizes(m, t);
@@ -244,7 +250,8 @@ static void shard(GPT *m) {
         own_buckets(m, &m->state);
 }
 
-// Rows that meet the weights of an MLP: those of B sequences, or of all experts' places.
+// Returns the rows that meet the weights of an MLP: B sequences, or the places of all
+// experts.
 static size_t rows_of_mlp(const GPT *m, size_t B) {
     return m->moe.E ? moe_rows(m->moe, B) : B * m->T;
 }
@@ -296,8 +303,8 @@ static void layout_acts(GPT *m, Arena *arena, Acts *acts) {
         take_layernorm(arena, &acts->lnf, Nl, C);
 }
 
-// Makes w[l][FCW] and so on those of the first expert that this rank holds. The others
-// follow in steps of expert_step.
+// Points w[l][FCW] and so on to the weights of the first expert that this rank holds. The
+// others follow in steps of expert_step.
 static void first_experts(GPT *m) {
     for (size_t i = m->table.count; i-- > 0;) {
         const Tensor *x = &m->table.tensors[i];
@@ -393,13 +400,13 @@ static void find_keys(GPT *m, Context cut, size_t i, const int *tokens, size_t T
     context_rows(cut, m->host_first, m->scores, first, i, m->B, T);
 }
 
-// The trainer shows each sequence of a batch that it reads.
+// Takes each sequence of a batch that the trainer reads.
 static void see_sequence(Trainer *trainer, size_t i, const int *tokens) {
     GPT *m = static_cast<GPT *>(trainer);
     find_keys(m, m->flags.context, i, tokens, m->T);
 }
 
-// The warm-up, and a simulation, see sequences of one document.
+// Prepares the warm-up and simulations, which see sequences of one document.
 static void start_keys(GPT *m) {
     size_t sequences = m->micros * m->B;
     int *tokens = NULL;
@@ -416,7 +423,7 @@ static void start_keys(GPT *m) {
     m->see_sequence = see_sequence;
 }
 
-// Copies what was found about N tokens to the device.
+// Copies the first keys of N tokens to the device.
 static void copy_keys(GPT *m, size_t N) {
     if (!m->first) return;
     size_t bytes = N * m->flags.context.c * sizeof(int);
@@ -460,15 +467,16 @@ static const floatX *tensor_gather(GPT *m, floatX *out, const floatX *x, size_t 
     return out;
 }
 
-// Operator f, before a pair: in forward every rank takes the same input (a gather under
-// sequence parallelism), so in backward the gradients of all ranks are summed.
+// Operator f stands before a pair. In forward every rank takes the same input, and under
+// sequence parallelism gathers it. So backward sums the gradients of all ranks.
 static const floatX *f_forward(GPT *m, const floatX *x, size_t N) {
     return tensor_gather(m, m->gathered, x, N, m->stream);
 }
 
-// Gathers f's output for backward, which did not keep it: on a stream of its own, beside
-// the products that come before those that read it. Two streams use one communicator, in
-// the same order on all ranks: events order each collective behind the one before.
+// Gathers f's output for backward, as forward did not keep it. It has a stream of its
+// own, so products that do not read it overlap the gather. Now two streams use one
+// communicator, which needs the same order on all ranks. Events put each collective
+// behind the one before.
 static const floatX *f_gather_again(GPT *m, const floatX *x) {
     if (m->sp == 1) return x;
     CUDA_CHECK(cudaEventRecord(m->computed, m->stream));
@@ -478,8 +486,8 @@ static const floatX *f_gather_again(GPT *m, const floatX *x) {
     return m->gathered;
 }
 
-// Starts the sum of dnorm. The products for the weight's gradient need not wait for it and
-// hide it; they read what was gathered last, which the compute stream waits for here.
+// Starts the sum of dnorm. The product for the weight's gradient needs no sum and overlaps
+// it. It reads the rows gathered last, so the compute stream waits for them here.
 static void f_backward_begin(GPT *m) {
     if (m->grid.t == 1) return;
     CUDA_CHECK(cudaEventRecord(m->computed, m->stream));
@@ -497,8 +505,8 @@ static const floatX *f_backward_end(GPT *m) {
     return m->dreduced;
 }
 
-// Operator g, behind a pair, is f turned round: in forward the summands of all ranks are
-// summed, and in backward every rank takes the same gradient. Returns out.
+// Operator g stands behind a pair, and is f turned round. Forward sums the summands of
+// all ranks. In backward every rank takes the same gradient. Returns out.
 static const floatX *g_forward(GPT *m, floatX *out, const floatX *partial, size_t N) {
     if (m->grid.t > 1)
         tensor_sum(m, out, partial, N, m->stream);
@@ -511,9 +519,10 @@ static const floatX *g_backward(GPT *m, const floatX *dout) {
     return tensor_gather(m, m->dgathered, dout, m->B * m->T, m->stream);
 }
 
-// Sums gradients of which each tensor rank has a part, as far as they lie in elements
-// [lo, hi): under sequence parallelism those of norms, of its own rows; always those of the
-// norms of q and k, of its own heads, and of routers, by its summand of the experts' results.
+// Sums the partial gradients in elements [lo, hi) over the tensor ranks.
+//   Norms of q and k: a rank has the gradient of its own heads.
+//   Routers: a rank has the gradient of its summand of the experts' results.
+//   Other norms, under sequence parallelism: a rank has the gradient of its own rows.
 static void reduce_partial(GPT *m, size_t lo, size_t hi) {
     if (m->grid.t == 1) return;
 
@@ -536,9 +545,9 @@ static void reduce_partial(GPT *m, size_t lo, size_t hi) {
 // Links between pipeline stages
 //
 // The host only enqueues: it waits for no message, so it need not know which comes first. A
-// buffer is filled and emptied in turn, and each side waits for the event of the other. Of t
-// tensor ranks each sends 1/t of a message to its counterpart, where all gather it (the
-// paper's scatter/gather optimisation); under sequence parallelism 1/t is all they need.
+// buffer is filled and emptied in turn, and each side waits for the event of the other. Each
+// of t tensor ranks sends 1/t of a message to its counterpart. There all ranks gather it
+// (the paper's scatter/gather optimisation). Under sequence parallelism 1/t is enough.
 
 // Receives x (Nl, C) of N tokens from the neighbour: activations or gradients.
 static void link_receive(GPT *m, StepKind kind, floatX *x, size_t N, int micro, int chunk) {
@@ -576,12 +585,12 @@ static void link_send(GPT *m, StepKind kind, const floatX *x, size_t N, int micr
     CUDA_CHECK(cudaEventRecord(end->emptied[b], end->stream));
 }
 
-// The chunk that starts from tokens.
+// Returns true for the chunk that starts from tokens.
 static bool is_first(const GPT *m, size_t chunk) {
     return m->table.shard.embedding && chunk == 0;
 }
 
-// The chunk that ends in the loss.
+// Returns true for the chunk that ends in the loss.
 static bool is_last(const GPT *m, size_t chunk) {
     return m->table.shard.head && chunk == m->plan.chunks - 1;
 }
@@ -589,8 +598,8 @@ static bool is_last(const GPT *m, size_t chunk) {
 // ----------------------------------------------------------------------------------------
 // Buckets: gradients are summed and weights are gathered over the data ranks
 
-// Sums a bucket of gradients over the ranks that hold it, on a stream of its own beside the
-// backward pass. Each ends with its part, and without ZeRO all of them with all parts.
+// Sums a bucket of gradients over the ranks that hold it, on a stream of its own, so that
+// it overlaps backward. Each rank gets its part of the sum, and without ZeRO all parts.
 static void reduce_bucket(GPT *m, size_t bucket) {
     size_t lo = m->table.buckets[bucket], hi = m->table.buckets[bucket + 1];
     Holders h = holders(m, bucket);
@@ -633,8 +642,8 @@ static void gather_weights(GPT *m) {
     }
 }
 
-// Whether a bucket of gradients is complete once this micro-batch's backward is through, and
-// its sum may overlap what is left of backward.
+// Returns true if this micro-batch's backward completes buckets of gradients, and their sums
+// may overlap the rest of backward.
 static bool reduce_now(const GPT *m, int micro) {
     return m->opt.overlap && (size_t)micro + 1 == m->micros;
 }
@@ -667,8 +676,8 @@ static void norm_residual_forward(GPT *m, Layernorm ln, floatX *residual, const 
          Dropout(), (float)m->llama.epsilon);
 }
 
-// Turns dout, the gradient of a norm's output, into that of its input x, and adds what went
-// past it (add_to): both in dresidual.
+// Turns dout, the gradient of a norm's output, into the gradient of its input x. Adds the
+// gradient that went past the norm (add_to). Both are in dresidual.
 static void norm_backward(GPT *m, size_t l, int weight, const floatX *dout, const floatX *x,
                           Layernorm ln, const floatX *add_to, size_t Nl, bool add) {
     float **dw = m->dw[l];
@@ -711,7 +720,7 @@ static void activation_backward(GPT *m, floatX *dinp, const floatX *dout, const 
 // ----------------------------------------------------------------------------------------
 // Experts
 
-// Counts the choices (B, E) of whole sequences, by which their losses for balance go.
+// Counts the choices (B, E) of whole sequences, which their losses for balance need.
 static void count_tokens(GPT *m, Routing r, size_t B) {
     ContextRanks *x = &m->context;
     if (x->cut.c <= 1) return;
@@ -720,14 +729,15 @@ static void count_tokens(GPT *m, Routing r, size_t B) {
                              m->stream));
 }
 
-// Notes for --log what the router of layer l did. Tensor ranks route alike: one of them counts.
+// Adds the choices of layer l's router to the statistics of --log. Tensor ranks route alike, so
+// one of them counts.
 static void log_choices(GPT *m, size_t l, const Routing &r, size_t B, size_t T) {
     if (m->grid.t_rank == 0)
         statistics_add(m, &m->statistics, m->plan.layers[l], r, m->moe, B, T,
                        m->flags.context.c);
 }
 
-// x (N, C) -> a->expert_out (R, C). Experts stand between f and g, as an MLP does: each
+// x (N, C) -> a->expert_out (R, C). Experts stand between f and g, as an MLP does. Each
 // tensor rank has all N rows, routes them alike, and makes its summand of the results.
 static void experts_forward(GPT *m, size_t l, LayerActs *a, const floatX *x, size_t B,
                             size_t T) {
@@ -740,7 +750,7 @@ static void experts_forward(GPT *m, size_t l, LayerActs *a, const floatX *x, siz
     Matmul *mm = &m->matmul;
     cudaStream_t s = m->stream;
 
-    // A token goes to the k experts of which its router thinks most.
+    // A token goes to the k experts to which the router gives the largest probabilities.
     moe_route(a->routing, x, w[ROUTER], m->moe, B, T, C, s);
     count_tokens(m, a->routing, B);
     moe_gather(m->rows, x, a->routing, m->moe, B, C, false, s);
@@ -764,8 +774,8 @@ static void experts_forward(GPT *m, size_t l, LayerActs *a, const floatX *x, siz
     experts_exchange(m, &m->experts, m->moe, a->expert_out, m->rows, B, true);
 }
 
-// dout (N, C), the gradient of the weighted sum -> m->dnorm (N, C), a summand of that of the
-// input ln2 (N, C).
+// Takes dout (N, C), the gradient of the weighted sum. Leaves a summand of the gradient of
+// the input ln2 (N, C) in m->dnorm (N, C).
 static void experts_backward(GPT *m, size_t l, LayerActs *a, const floatX *dout,
                              const floatX *ln2, bool add) {
     size_t B = m->B, T = m->T, N = B * T;
@@ -815,8 +825,8 @@ static void experts_backward(GPT *m, size_t l, LayerActs *a, const floatX *dout,
     moe_backward_weight(dw[ROUTER], m->scratch, m->dlogits, ln2, N, C, E, add, s);
 }
 
-// One layer, x (Nl, C) -> out (Nl, C). Attention lets each token look at those before it,
-// the MLP looks at each token alone, and both add what they found to the residual stream.
+// Runs one layer, x (Nl, C) -> out (Nl, C). Attention lets each token look at the tokens
+// before it. The MLP looks at each token alone. Both add to the residual stream.
 static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const floatX *x,
                           size_t B, size_t T) {
     size_t N = B * T, Nl = N / m->sp;
@@ -860,10 +870,10 @@ static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const flo
     residual_forward<NORM_RMS>(out, a->residual2, proj, NULL, Nl, C, s, Dropout());
 }
 
-// One layer, from its end to its beginning: dresidual (Nl, C), the gradient of its output,
-// becomes that of its input x. The gradient of a matrix product is two products, one for
-// its input and one for its weight. Gradients of weights are sums over the micro-batches:
-// the first one writes them, the others add (add).
+// Runs one layer backward. dresidual (Nl, C), the gradient of its output, becomes the
+// gradient of its input x. The gradient of a matrix product is two products, one for its
+// input and one for its weight. Gradients of weights are sums over the micro-batches: the
+// first one writes them, the others add to them (add).
 static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool add) {
     size_t B = m->B, T = m->T;
     size_t N = B * T, Nl = N / m->sp;
@@ -874,8 +884,8 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
     Matmul *mm = &m->matmul;
     cudaStream_t s = m->stream;
 
-    // Backward first makes the buffers that forward did not keep: those of the
-    // whole layer from its input, or GELU's output from the hidden units.
+    // First recompute the buffers that forward did not keep: the whole layer from its
+    // input, or only GELU's output from the hidden units.
     if (m->opt.recompute == RECOMPUTE_LAYER)
         layer_forward(m, l, a, NULL, x, B, T);
     if (m->opt.recompute == RECOMPUTE_GELU)
@@ -921,7 +931,7 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
     norm_backward(m, l, LN1W, dln1, x, a->ln1, dresidual, Nl, add);
 }
 
-// One chunk: tokens (B, T), or residual[0] of the chunk before -> lnf (Nl, C), or
+// Runs one chunk: tokens (B, T), or residual[0] from the chunk before -> lnf (Nl, C), or
 // residual[L] for the next one. The residual stream begins with a token's row of wte. A rank
 // looks up the tokens of its part of the vocabulary.
 static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, int micro,
@@ -955,10 +965,11 @@ static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, i
     norm_forward(m, acts->lnf, acts->residual[L], w, LNFW, Nl);
 }
 
-// lnf (Nl, C) -> the micro-batch's losses. To train, the logits become their own gradient,
-// softmax minus target, and dresidual (Nl, C) that of the last layer's output: gradients of
-// the step's mean loss. Every rank has the logits of its part of the vocabulary, and only
-// three numbers a token travel: maximum, sum of exponentials, logit of the target.
+// Computes the micro-batch's losses from lnf (Nl, C). To train, the logits become their own
+// gradient, softmax minus target. The gradient of the last layer's output goes to dresidual
+// (Nl, C). Both are gradients of the step's mean loss. Every rank has the logits of its
+// part of the vocabulary. Only three numbers a token travel: maximum, sum of exponentials,
+// logit of the target.
 static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
                               bool training) {
     size_t N = m->B * m->T, Nl = N / m->sp;
@@ -985,7 +996,7 @@ static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
     classifier_gradient(losses, m->logits, m->row_max, sum, target, targets,
                         m->dloss, N, V, Vl, V0, training, s);
 
-    // Losses are summed in double and in a fixed order, as all that has to be reproducible.
+    // Losses are summed in double and in a fixed order, so that the sum is reproducible.
     loss_sum(&m->loss_sums[micro], losses, N, s);
     if (!training) return;
 
@@ -999,9 +1010,9 @@ static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
         reduce_bucket(m, bucket_count(m) - 1);
 }
 
-// One chunk: dresidual (Nl, C), which loss_and_gradient or the next chunk has left ->
-// gradients of its layers and embeddings. If wte is the head, too, the gradient of this use
-// adds to that one.
+// Computes the gradients of one chunk's layers and embeddings. Takes dresidual (Nl, C) as
+// loss_and_gradient or the next chunk has left it. If wte is the head, too, the lookup's
+// gradient adds to the head's.
 static void backward(GPT *m, Acts *acts, const int *inputs, int micro, int chunk) {
     size_t B = m->B, T = m->T, C = m->config.C;
     size_t L = m->plan.count[chunk], first = m->plan.first[chunk];
@@ -1023,7 +1034,7 @@ static void backward(GPT *m, Acts *acts, const int *inputs, int micro, int chunk
     encoder_backward(dwte, NULL, dout, inputs, B, T, C, 0, m->V0, m->Vl, add, s);
 }
 
-// A forward or a backward with its messages: from the neighbour, and to the next one.
+// Run a forward or a backward with its messages: from one neighbour, and to the next one.
 static void forward_step(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, int micro,
                          int chunk) {
     if (!is_first(m, chunk))
@@ -1066,14 +1077,14 @@ static void run_batch(GPT *m, bool training) {
 // ----------------------------------------------------------------------------------------
 // The run
 
-// One step over the next global batch: forward, backward and update. The norm of all
-// gradients together says whether AdamW is to clip them.
+// Runs one step over the next global batch: forward, backward and update. The norm of all
+// gradients together decides if AdamW clips them.
 static void train_step(GPT *m) {
     StepReport report = trainer_begin_step(m);
     statistics_begin(m, &m->statistics);
 
-    // A head that is wte writes its gradient, and the encoder adds to it. Where only one of
-    // them happens to wte, the encoder needs zeros.
+    // A head that is wte writes its gradient, and the encoder adds to it. If wte has only
+    // one of these uses on a rank, the encoder needs zeros.
     if (m->w[0][WTE] && (m->embedding || m->head != WTE))
         zero_gradient(m, WTE);
     run_batch(m, true);
@@ -1125,7 +1136,7 @@ static void sample_token(GPT *m) {
     sample_append(m, m->logits, m->tensor);
 }
 
-// Makes one end of a link, but for its communicator.
+// Makes one end of a link, without its communicator.
 static void link_end_create(GPT *m, LinkEnd *end, const char *track) {
     end->stream = stream_create(m, track, true);
     for (int b = 0; b < PIPELINE_BUFFERS; b++) {
@@ -1176,7 +1187,8 @@ static void connect(GPT *m) {
     if (m->moe.E)
         experts_create(m, &m->experts, m->tensor);
 
-    // To load a kernel beside a receive that waits may hang, so all are loaded before links exist.
+    // Loading a kernel beside a receive that waits may hang, so all are loaded before links
+    // exist.
     trainer_warm_up(m, run_batch);
     forward_alone(m, m->T);  // loads the attention of a sequence that is not cut
     connect_links(m);
@@ -1203,8 +1215,8 @@ static bool check_5d(Trainer *trainer, Error *err) {
     m->context.cut = cut;
     m->tokens = context_tokens(cut);
 
-    // Tensor ranks make summands of a router's gradient: one of them adds its two losses'.
-    // The balance is that of a sequence, by 1/c of its tokens.
+    // Tensor ranks make summands of a router's gradient, and one of them adds its two
+    // losses'. A balance loss is a sequence's, and each of its c ranks adds 1/c of it.
     size_t E = m->model.E, k = m->model.k;
     size_t T = m->opt.seq / cut.c;
     size_t slots = o->capacity > 0 ? moe_capacity(o->capacity, T, k, E) : T;
@@ -1258,8 +1270,7 @@ int main(int argc, char **argv) {
     make_angles(m);
     trainer_start(m);
 
-    // Between two steps come validation, a checkpoint and a sample of text, if they are due:
-    // each of the functions that are asked knows when.
+    // Between two steps come validation, a checkpoint and a sample, each when it is due.
     for (;;) {
         while (validation_goes_on(m))
             run_batch(m, false);

@@ -2,19 +2,22 @@
 // parent: train_gpt.cu
 //
 // ZeRO stage 1 (Rajbhandari et al. 2020), as in train_gpt_3d.cu, but for one model alone.
-// The d replicas share the global batch. A bucket of gradients (wte, wpe, each layer,
-// ln_f) is summed over them by a reduce-scatter. ZeRO-1: each data rank then owns 1/d of
-// every bucket, whatever tensors that cuts, updates it, and the weights are gathered again
-// while the next forward runs.
+// The d replicas share the global batch. A reduce-scatter sums each bucket of gradients
+// (wte, wpe, each layer, ln_f) over them. ZeRO-1: each data rank then owns 1/d of every
+// bucket, even where that cuts through a tensor, and updates it. The weights are gathered
+// again while the next forward runs.
 //
 // Letters: B micro-batch (sequences), T sequence length, N = B*T tokens, C channels,
 // L layers, NH heads, V vocabulary, Vp the same padded to 128. A shape stands behind every
 // pointer. Weights are [in, out]: w[QKVW] is one of a layer, dw[QKVW] its gradient
 // (llmc/model.h).
-//  The next trainer shares each layer among ranks, and needs letters for a rank's part of
-// it. A rank alone has everything: Nl = N rows of the residual stream (sp = 1 rank shares
-// them), A = C channels in NHl = NH heads, F = 4C hidden units, and Vl = Vp tokens of the
-// vocabulary, from V0 = 0 on.
+//
+// The trainer train_gpt_tp.cu shares each layer among ranks, and has letters for a rank's
+// part of it. Here a rank has whole layers:
+//   A = C channels, in NHl = NH heads.
+//   F = 4C hidden units.
+//   Vl = Vp tokens of the vocabulary, from V0 = 0 on.
+//   Nl = N/sp = N rows of the residual stream, as sp = 1.
 
 // Trainer: everything but the mathematics: options, memory, data, optimizer, checkpoints
 #include "llmc/trainer/ranks.cuh"
@@ -50,11 +53,11 @@ struct Acts {
 struct GPT : Trainer {
     ncclComm_t data;               // the d ranks, which all hold the whole model
     cudaStream_t data_stream;
-    cudaEvent_t bucket_done;       // what is reduced or gathered next has been written
+    cudaEvent_t bucket_done;       // the next bucket to reduce or gather is written
     cudaEvent_t reduced_all;       // all buckets are reduced
     cudaEvent_t *gathered_bucket;  // [buckets] its weights are up to date on every data rank
 
-    Acts acts;          // of the micro-batch at hand
+    Acts acts;          // of the current micro-batch
 
     // The loss has the largest buffer, so its gradient takes the place of the logits.
     floatX *logits;     // (N, Vl)      become their own gradient
@@ -80,8 +83,8 @@ static void own_buckets(GPT *m, State *state) {
     }
 }
 
-// Takes the whole model, in buckets that d ranks can share. Of the reduced gradients this
-// rank owns 1/d, and with ZeRO that much of the optimizer, too.
+// Takes the whole model, in buckets that d ranks can share. This rank owns 1/d of the
+// reduced gradients, and with ZeRO 1/d of the optimizer.
 static void shard(GPT *m) {
     Shard mine = shard_whole(&m->config);
     mine.bucket_align = TENSOR_ALIGN * m->grid.d;
@@ -156,8 +159,8 @@ static void layout(GPT *m) {
 // ----------------------------------------------------------------------------------------
 // Buckets: gradients are summed and weights are gathered over the data ranks
 
-// Sums a bucket of gradients over the data ranks, on a stream of its own beside the backward
-// pass. Each rank ends with its part, and without ZeRO all of them with all parts.
+// Sums a bucket of gradients over the data ranks, on a stream of its own, so that it
+// overlaps backward. Each rank gets its part of the sum, and without ZeRO all parts.
 static void reduce_bucket(GPT *m, size_t bucket) {
     size_t lo = m->table.buckets[bucket], hi = m->table.buckets[bucket + 1];
     size_t part = (hi - lo) / m->grid.d;
@@ -192,8 +195,8 @@ static void gather_weights(GPT *m) {
     }
 }
 
-// Whether a bucket of gradients is complete once this micro-batch's backward is through, and
-// its sum may overlap what is left of backward.
+// Returns true if this micro-batch's backward completes buckets of gradients, and their sums
+// may overlap the rest of backward.
 static bool reduce_now(const GPT *m, int micro) {
     return m->opt.overlap && (size_t)micro + 1 == m->micros;
 }
@@ -208,8 +211,8 @@ static void use_bucket(GPT *m, size_t bucket) {
 // ----------------------------------------------------------------------------------------
 // Forward and backward
 
-// One layer, x (Nl, C) -> out (Nl, C). Attention lets each token look at those before it,
-// the MLP looks at each token alone, and both add what they found to the residual stream.
+// Runs one layer, x (Nl, C) -> out (Nl, C). Attention lets each token look at the tokens
+// before it. The MLP looks at each token alone. Both add to the residual stream.
 static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const floatX *x,
                           size_t B, size_t T) {
     size_t N = B * T, Nl = N / m->sp;
@@ -240,10 +243,10 @@ static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const flo
                      drop(m, DROPOUT_FCPROJ, l));
 }
 
-// One layer, from its end to its beginning: dresidual (Nl, C), the gradient of its output,
-// becomes that of its input x. The gradient of a matrix product is two products, one for
-// its input and one for its weight. Gradients of weights are sums over the micro-batches:
-// the first one writes them, the others add (add).
+// Runs one layer backward. dresidual (Nl, C), the gradient of its output, becomes the
+// gradient of its input x. The gradient of a matrix product is two products, one for its
+// input and one for its weight. Gradients of weights are sums over the micro-batches: the
+// first one writes them, the others add to them (add).
 static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool add) {
     size_t B = m->B, T = m->T;
     size_t N = B * T, Nl = N / m->sp;
@@ -255,8 +258,8 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
     Matmul *mm = &m->matmul;
     cudaStream_t s = m->stream;
 
-    // Backward first makes the buffers that forward did not keep: those of the
-    // whole layer from its input, or GELU's output from the hidden units.
+    // First recompute the buffers that forward did not keep: the whole layer from its
+    // input, or only GELU's output from the hidden units.
     if (m->opt.recompute == RECOMPUTE_LAYER)
         layer_forward(m, l, a, NULL, x, B, T);
     if (m->opt.recompute == RECOMPUTE_GELU)
@@ -292,8 +295,8 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
                        x, w[LN1W], a->ln1, Nl, C, add, s);
 }
 
-// Tokens (B, T) -> lnf (Nl, C). The residual stream begins with a token's row of wte and
-// its position's row of wpe.
+// Runs the layers, tokens (B, T) -> lnf (Nl, C). The residual stream begins with a
+// token's row of wte and its position's row of wpe.
 static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, int micro) {
     size_t N = B * T, Nl = N / m->sp;
     size_t C = m->config.C, L = m->config.L;
@@ -318,9 +321,9 @@ static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, i
     layernorm_forward(acts->lnf, acts->residual[L], w[LNFW], w[LNFB], Nl, C, s);
 }
 
-// lnf (Nl, C) -> the micro-batch's losses. To train, the logits become their own gradient,
-// softmax minus target, and dresidual (Nl, C) that of the last layer's output: gradients of
-// the step's mean loss.
+// Computes the micro-batch's losses from lnf (Nl, C). To train, the logits become their
+// own gradient, softmax minus target. The gradient of the last layer's output goes to
+// dresidual (Nl, C). Both are gradients of the step's mean loss.
 static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
                               bool training) {
     size_t N = m->B * m->T, Nl = N / m->sp;
@@ -343,7 +346,7 @@ static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
     classifier_gradient(losses, m->logits, m->row_max, sum, target, targets,
                         m->dloss, N, V, Vl, V0, training, s);
 
-    // Losses are summed in double and in a fixed order, as all that has to be reproducible.
+    // Losses are summed in double and in a fixed order, so that the sum is reproducible.
     loss_sum(&m->loss_sums[micro], losses, N, s);
     if (!training) return;
 
@@ -356,8 +359,9 @@ static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
         reduce_bucket(m, bucket_count(m) - 1);
 }
 
-// dresidual (Nl, C), which loss_and_gradient has left -> gradients of the layers and of the
-// embeddings. wte has two uses: the gradient of the lookup adds to the head's.
+// Computes the gradients of all layers and of the embeddings. Takes dresidual (Nl, C) as
+// loss_and_gradient has left it. The matrix wte has two uses: the lookup's gradient adds
+// to the head's.
 static void backward(GPT *m, Acts *acts, const int *inputs, int micro) {
     size_t B = m->B, T = m->T, Nl = B * T / m->sp;
     size_t C = m->config.C, L = m->config.L;
@@ -379,7 +383,7 @@ static void backward(GPT *m, Acts *acts, const int *inputs, int micro) {
 }
 
 // Runs all micro-batches of the global batch: with backward to train, without to validate.
-// A micro-batch is as much as memory has room for; the gradients of all are summed.
+// A micro-batch is as large as memory allows. The gradients of all are summed.
 static void run_batch(GPT *m, bool training) {
     for (size_t micro = 0; micro < m->micros; micro++) {
         size_t at = micro * m->B * m->T;
@@ -394,8 +398,8 @@ static void run_batch(GPT *m, bool training) {
 // ----------------------------------------------------------------------------------------
 // The run
 
-// One step over the next global batch: forward, backward and update. The norm of all
-// gradients together says whether AdamW is to clip them.
+// Runs one step over the next global batch: forward, backward and update. The norm of all
+// gradients together decides if AdamW clips them.
 static void train_step(GPT *m) {
     StepReport report = trainer_begin_step(m);
     run_batch(m, true);
@@ -448,8 +452,7 @@ int main(int argc, char **argv) {
     connect(m);
     trainer_start(m);
 
-    // Between two steps come validation, a checkpoint and a sample of text, if they are due:
-    // each of the functions that are asked knows when.
+    // Between two steps come validation, a checkpoint and a sample, each when it is due.
     for (;;) {
         while (validation_goes_on(m))
             run_batch(m, false);

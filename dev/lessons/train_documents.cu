@@ -1,30 +1,33 @@
 // train_documents.cu: train_context.cu for sequences of several documents.
 // parent: dev/lessons/train_context.cu
-//  A token sees its own document only, and positions count from the document's beginning, so
-// that a sequence trains as its documents would one by one. A document begins at the token
-// --eot. The host reads where and makes one int for each token: attention skips all tiles
-// that lie before it, and the ring all pairs of ranks that no document joins.
+//  A token sees its own document only, and positions count from the document's beginning. So
+// a sequence trains as its documents would one by one. A document begins at the token --eot.
+// For each token the host stores where its document begins, one int. Attention skips all
+// tiles before it. The ring skips all pairs of ranks that no document joins.
 //
 //  Each of c neighbours of the d ranks has T/c tokens of a sequence. Only attention mixes
 // tokens, in one of two ways. Ulysses (Jacobs et al. 2023): an all-to-all gives each rank
 // all tokens of 1/c of the heads, and another one brings the outputs back. Ring (Liu et al.
-// 2023): keys and values go round, while each rank attends to the ones that it has and
-// merges the outputs. --recompute rest keeps attention's output and computes the rest of a
-// layer again, so that no message travels twice (LightSeq, Li et al. 2023).
+// 2023): keys and values go round. Each rank attends to the ones that it has, and merges
+// the outputs. --recompute rest keeps attention's output and computes the rest of a layer
+// again. So no message travels twice (LightSeq, Li et al. 2023).
 //
-// The d/c groups share the global batch. A bucket of gradients (wte, wpe, each layer,
-// ln_f) is summed over all d ranks by a reduce-scatter. ZeRO-1: each data rank then owns 1/d
-// of every bucket, whatever tensors that cuts, updates it, and the weights are gathered
-// again while the next forward runs.
+// The d/c groups share the global batch. A reduce-scatter sums each bucket of gradients
+// (wte, wpe, each layer, ln_f) over all d ranks. ZeRO-1: each data rank then owns 1/d of
+// every bucket, even where that cuts through a tensor, and updates it. The weights are
+// gathered again while the next forward runs.
 //
 // Letters: B micro-batch (sequences), T sequence length, N = B*T tokens, C channels,
 // L layers, NH heads, V vocabulary, Vp the same padded to 128. A shape stands behind every
 // pointer. Weights are [in, out]: w[QKVW] is one of a layer, dw[QKVW] its gradient
 // (llmc/model.h).
-//  The next trainer shares each layer among ranks, and needs letters for a rank's part of
-// it. A rank alone has everything: Nl = N rows of the residual stream (sp = 1 rank shares
-// them), A = C channels in NHl = NH heads, F = 4C hidden units, and Vl = Vp tokens of the
-// vocabulary, from V0 = 0 on.
+//
+// The trainer train_gpt_tp.cu shares each layer among ranks, and has letters for a rank's
+// part of it. Here a rank has whole layers:
+//   A = C channels, in NHl = NH heads.
+//   F = 4C hidden units.
+//   Vl = Vp tokens of the vocabulary, from V0 = 0 on.
+//   Nl = N/sp = N rows of the residual stream, as sp = 1.
 
 // Trainer: everything but the mathematics: options, memory, data, optimizer, checkpoints
 #include "llmc/trainer/split_data.cuh"
@@ -75,10 +78,10 @@ struct GPT : Trainer {
     Context cut;                // of the tokens at hand: a sample of text is not cut
     ncclComm_t sequence;        // the c ranks that share each; NULL: not connected yet
     cudaStream_t ring_stream;
-    cudaEvent_t computed;       // what the ring sends has been read and written
-    cudaEvent_t arrived;        // and what it brings is there
+    cudaEvent_t computed;       // the ring's messages are read and written
+    cudaEvent_t arrived;        // and the next ones have arrived
     floatX *leaving;            // (N, 3A)  what an all-to-all sends
-    floatX *arriving;           // (N, 3A)  and receives
+    floatX *arriving;           // (N, 3A)  and received
     Ring ring;                  // keys, values and their gradients, which go round
 
     // Documents.
@@ -91,17 +94,17 @@ struct GPT : Trainer {
     int *document;        // [cT] where the document of each token of a sequence begins
     double *scores;       // [micros][c] pairs of a query and a key, of each ring step
 
-    FirstKeys keys;              // of the micro-batch at hand
+    FirstKeys keys;              // of the current micro-batch
     const int *micro_positions;  // (B, T)
     const double *micro_scores;  // [c]
 
     ncclComm_t data;               // the d ranks, which all hold the whole model
     cudaStream_t data_stream;
-    cudaEvent_t bucket_done;       // what is reduced or gathered next has been written
+    cudaEvent_t bucket_done;       // the next bucket to reduce or gather is written
     cudaEvent_t reduced_all;       // all buckets are reduced
     cudaEvent_t *gathered_bucket;  // [buckets] its weights are up to date on every data rank
 
-    Acts acts;          // of the micro-batch at hand
+    Acts acts;          // of the current micro-batch
 
     // The loss has the largest buffer, so its gradient takes the place of the logits.
     floatX *logits;     // (N, Vl)      become their own gradient
@@ -127,8 +130,8 @@ static void own_buckets(GPT *m, State *state) {
     }
 }
 
-// Takes the whole model, in buckets that d ranks can share. Of the reduced gradients this
-// rank owns 1/d, and with ZeRO that much of the optimizer, too.
+// Takes the whole model, in buckets that d ranks can share. This rank owns 1/d of the
+// reduced gradients, and with ZeRO 1/d of the optimizer.
 static void shard(GPT *m) {
     Shard mine = shard_whole(&m->config);
     mine.bucket_align = TENSOR_ALIGN * m->grid.d;
@@ -222,8 +225,8 @@ static void layout(GPT *m) {
 // ----------------------------------------------------------------------------------------
 // Buckets: gradients are summed and weights are gathered over the data ranks
 
-// Sums a bucket of gradients over the data ranks, on a stream of its own beside the backward
-// pass. Each rank ends with its part, and without ZeRO all of them with all parts.
+// Sums a bucket of gradients over the data ranks, on a stream of its own, so that it
+// overlaps backward. Each rank gets its part of the sum, and without ZeRO all parts.
 static void reduce_bucket(GPT *m, size_t bucket) {
     size_t lo = m->table.buckets[bucket], hi = m->table.buckets[bucket + 1];
     size_t part = (hi - lo) / m->grid.d;
@@ -258,8 +261,8 @@ static void gather_weights(GPT *m) {
     }
 }
 
-// Whether a bucket of gradients is complete once this micro-batch's backward is through, and
-// its sum may overlap what is left of backward.
+// Returns true if this micro-batch's backward completes buckets of gradients, and their sums
+// may overlap the rest of backward.
 static bool reduce_now(const GPT *m, int micro) {
     return m->opt.overlap && (size_t)micro + 1 == m->micros;
 }
@@ -303,13 +306,14 @@ static void find_documents(GPT *m, Context cut, size_t i, const int *tokens, siz
     }
 }
 
-// The trainer shows each sequence of a batch that it reads.
+// Takes each sequence of a batch that the trainer reads.
 static void see_sequence(Trainer *trainer, size_t i, const int *tokens) {
     GPT *m = static_cast<GPT *>(trainer);
     find_documents(m, m->flags, i, tokens, m->T);
 }
 
-// The warm-up, and a simulation, see sequences of one document: no pair is skipped.
+// Prepares the warm-up and simulations, which see sequences of one document: no pair is
+// skipped.
 static void start_documents(GPT *m) {
     size_t sequences = m->micros * m->B;
     pinned_array(m->host_first, sequences * m->opt.seq);
@@ -327,7 +331,7 @@ static void start_documents(GPT *m) {
     m->see_sequence = see_sequence;
 }
 
-// Copies what was found about so many sequences to the device.
+// Copies the beginnings of documents and the positions of some sequences to the device.
 static void copy_documents(GPT *m, size_t sequences, size_t T) {
     size_t bytes = sequences * T * sizeof(int);
     CUDA_CHECK(cudaMemcpyAsync(m->first, m->host_first, bytes * m->opt.context,
@@ -373,8 +377,8 @@ static void all_to_all(GPT *m, size_t count) {
 }
 
 // Ulysses: local (N, parts, A), this rank's tokens, becomes whole (B, cT, parts, A/c), its
-// heads of all tokens. The two kernels put in one piece what goes to a rank, and in order
-// what has come from all.
+// heads of all tokens. One kernel puts a rank's message into one piece, the other puts the
+// messages of all ranks in order.
 static void gather_tokens(GPT *m, floatX *whole, const floatX *local, size_t B, size_t T,
                           size_t parts) {
     size_t c = m->cut.c;
@@ -395,8 +399,8 @@ static void scatter_tokens(GPT *m, floatX *local, const floatX *whole, size_t B,
 }
 
 // Ring: while the keys and values of a step are at work, sends them to the next rank and
-// receives those of the next step. Gradients follow one step behind: the step before sends
-// its own where their keys went.
+// receives those of the next step. Gradients follow one step behind: each goes to the
+// rank to which its keys went.
 static void ring_pass(GPT *m, size_t step, bool keys, bool gradients) {
     if (!m->sequence || (!keys && !gradients)) return;
     size_t count = m->B * m->T * 2 * m->A, c = m->cut.c;
@@ -426,8 +430,9 @@ static void ring_pass(GPT *m, size_t step, bool keys, bool gradients) {
     CUDA_CHECK(cudaEventRecord(m->arrived, s));
 }
 
-// a->qkv (N, 3A) -> a->atty (N, A). Softmax over some keys, and over others, is softmax over
-// all of them once both are weighted by their sums of exponentials, which lse has.
+// a->qkv (N, 3A) -> a->atty (N, A). The output over all keys is a weighted mean of the
+// outputs over parts of them. The weights are the parts' sums of exponentials, which lse
+// has.
 static void ring_forward(GPT *m, LayerActs *a, size_t B, size_t T, Dropout d) {
     size_t A = m->A;
     cudaStream_t s = m->stream;
@@ -477,8 +482,8 @@ static void ring_backward(GPT *m, LayerActs *a, size_t B, size_t T, Dropout d) {
                         2 * A, s);
 }
 
-// a->qkv (N, 3A), of this rank's tokens -> a->atty (N, A). Backward may have kept that
-// (kept), and needs a->qkv again: under Ulysses that of its heads.
+// a->qkv (N, 3A), of this rank's tokens -> a->atty (N, A). Backward may have kept the
+// output (kept), and needs a->qkv again, under Ulysses with its own heads.
 static void context_forward(GPT *m, LayerActs *a, size_t B, size_t T, Dropout d, bool kept) {
     size_t c = m->cut.c;
     size_t A = m->A, NHl = m->NHl;
@@ -526,8 +531,8 @@ static void context_backward(GPT *m, LayerActs *a, size_t B, size_t T, Dropout d
 // ----------------------------------------------------------------------------------------
 // Forward and backward
 
-// One layer, x (Nl, C) -> out (Nl, C). Attention lets each token look at those before it,
-// the MLP looks at each token alone, and both add what they found to the residual stream.
+// Runs one layer, x (Nl, C) -> out (Nl, C). Attention lets each token look at the tokens
+// before it. The MLP looks at each token alone. Both add to the residual stream.
 static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const floatX *x,
                           size_t B, size_t T) {
     size_t N = B * T, Nl = N / m->sp;
@@ -540,7 +545,7 @@ static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const flo
     // the values whose keys are like it
     layernorm_forward(a->ln1, x, w[LN1W], w[LN1B], Nl, C, s);
     matmul_forward(mm, a->qkv, a->ln1.out, w[QKVW], w[QKVB], N, C, 3 * A);
-    // Dropout numbers the heads of the whole model, whichever are at hand.
+    // Dropout numbers the heads of the whole model, also on a rank that has some of them.
     bool kept = !out && m->opt.recompute == RECOMPUTE_BUT_ATTENTION;
     Dropout scores = context_dropout(drop(m, DROPOUT_SCORES, l), m->cut, m->NHl);
     context_forward(m, a, B, T, scores, kept);
@@ -560,10 +565,10 @@ static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const flo
                      drop(m, DROPOUT_FCPROJ, l));
 }
 
-// One layer, from its end to its beginning: dresidual (Nl, C), the gradient of its output,
-// becomes that of its input x. The gradient of a matrix product is two products, one for
-// its input and one for its weight. Gradients of weights are sums over the micro-batches:
-// the first one writes them, the others add (add).
+// Runs one layer backward. dresidual (Nl, C), the gradient of its output, becomes the
+// gradient of its input x. The gradient of a matrix product is two products, one for its
+// input and one for its weight. Gradients of weights are sums over the micro-batches: the
+// first one writes them, the others add to them (add).
 static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool add) {
     size_t B = m->B, T = m->T;
     size_t N = B * T, Nl = N / m->sp;
@@ -575,8 +580,8 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
     Matmul *mm = &m->matmul;
     cudaStream_t s = m->stream;
 
-    // Backward first makes the buffers that forward did not keep: those of the
-    // whole layer from its input, or GELU's output from the hidden units.
+    // First recompute the buffers that forward did not keep: the whole layer from its
+    // input, or only GELU's output from the hidden units.
     int again = m->opt.recompute;
     if (again == RECOMPUTE_LAYER || again == RECOMPUTE_BUT_ATTENTION)
         layer_forward(m, l, a, NULL, x, B, T);
@@ -613,8 +618,8 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
                        x, w[LN1W], a->ln1, Nl, C, add, s);
 }
 
-// Tokens (B, T) -> lnf (Nl, C). The residual stream begins with a token's row of wte and
-// its position's row of wpe.
+// Runs the layers, tokens (B, T) -> lnf (Nl, C). The residual stream begins with a
+// token's row of wte and its position's row of wpe.
 static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, int micro) {
     size_t N = B * T, Nl = N / m->sp;
     size_t C = m->config.C, L = m->config.L;
@@ -643,9 +648,9 @@ static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, i
     layernorm_forward(acts->lnf, acts->residual[L], w[LNFW], w[LNFB], Nl, C, s);
 }
 
-// lnf (Nl, C) -> the micro-batch's losses. To train, the logits become their own gradient,
-// softmax minus target, and dresidual (Nl, C) that of the last layer's output: gradients of
-// the step's mean loss.
+// Computes the micro-batch's losses from lnf (Nl, C). To train, the logits become their
+// own gradient, softmax minus target. The gradient of the last layer's output goes to
+// dresidual (Nl, C). Both are gradients of the step's mean loss.
 static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
                               bool training) {
     size_t N = m->B * m->T, Nl = N / m->sp;
@@ -668,7 +673,7 @@ static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
     classifier_gradient(losses, m->logits, m->row_max, sum, target, targets,
                         m->dloss, N, V, Vl, V0, training, s);
 
-    // Losses are summed in double and in a fixed order, as all that has to be reproducible.
+    // Losses are summed in double and in a fixed order, so that the sum is reproducible.
     loss_sum(&m->loss_sums[micro], losses, N, s);
     if (!training) return;
 
@@ -681,8 +686,9 @@ static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
         reduce_bucket(m, bucket_count(m) - 1);
 }
 
-// dresidual (Nl, C), which loss_and_gradient has left -> gradients of the layers and of the
-// embeddings. wte has two uses: the gradient of the lookup adds to the head's.
+// Computes the gradients of all layers and of the embeddings. Takes dresidual (Nl, C) as
+// loss_and_gradient has left it. The matrix wte has two uses: the lookup's gradient adds
+// to the head's.
 static void backward(GPT *m, Acts *acts, const int *inputs, int micro) {
     size_t B = m->B, T = m->T, Nl = B * T / m->sp;
     size_t C = m->config.C, L = m->config.L;
@@ -708,7 +714,7 @@ static void backward(GPT *m, Acts *acts, const int *inputs, int micro) {
 }
 
 // Runs all micro-batches of the global batch: with backward to train, without to validate.
-// A micro-batch is as much as memory has room for; the gradients of all are summed.
+// A micro-batch is as large as memory allows. The gradients of all are summed.
 static void run_batch(GPT *m, bool training) {
     copy_documents(m, m->micros * m->B, m->T);
     for (size_t micro = 0; micro < m->micros; micro++) {
@@ -725,8 +731,8 @@ static void run_batch(GPT *m, bool training) {
 // ----------------------------------------------------------------------------------------
 // The run
 
-// One step over the next global batch: forward, backward and update. The norm of all
-// gradients together says whether AdamW is to clip them.
+// Runs one step over the next global batch: forward, backward and update. The norm of all
+// gradients together decides if AdamW clips them.
 static void train_step(GPT *m) {
     StepReport report = trainer_begin_step(m);
     run_batch(m, true);
@@ -818,8 +824,7 @@ int main(int argc, char **argv) {
     connect(m);
     trainer_start(m);
 
-    // Between two steps come validation, a checkpoint and a sample of text, if they are due:
-    // each of the functions that are asked knows when.
+    // Between two steps come validation, a checkpoint and a sample, each when it is due.
     for (;;) {
         while (validation_goes_on(m))
             run_batch(m, false);

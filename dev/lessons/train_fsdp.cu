@@ -2,9 +2,9 @@
 // parent: dev/lessons/train_data.cu
 //
 // ZeRO stages 2 and 3 (Rajbhandari et al. 2020); FSDP (Zhao et al. 2023). The d ranks share
-// the global batch, and each owns 1/d of every bucket (wte, wpe, each layer, ln_f),
-// whatever tensors that cuts. That is all it keeps of weights and gradients: its shard.
-// With --replicas r (HSDP) only d/r neighbours share the model, and there are r copies of it.
+// the global batch. Each owns 1/d of every bucket (wte, wpe, each layer, ln_f), even where
+// that cuts through a tensor. It keeps no other weights and gradients than this shard. With
+// --replicas r (HSDP) only d/r neighbours share the model, and there are r copies of it.
 //
 // A layer computes in windows: its weights are gathered into one, and its gradients are
 // summed from another into the shard, after each micro-batch. Layers l and l + 2 share both:
@@ -15,10 +15,13 @@
 // L layers, NH heads, V vocabulary, Vp the same padded to 128. A shape stands behind every
 // pointer. Weights are [in, out]: w[QKVW] is one of a layer, dw[QKVW] its gradient
 // (llmc/model.h).
-//  The next trainer shares each layer among ranks, and needs letters for a rank's part of
-// it. A rank alone has everything: Nl = N rows of the residual stream (sp = 1 rank shares
-// them), A = C channels in NHl = NH heads, F = 4C hidden units, and Vl = Vp tokens of the
-// vocabulary, from V0 = 0 on.
+//
+// The trainer train_gpt_tp.cu shares each layer among ranks, and has letters for a rank's
+// part of it. Here a rank has whole layers:
+//   A = C channels, in NHl = NH heads.
+//   F = 4C hidden units.
+//   Vl = Vp tokens of the vocabulary, from V0 = 0 on.
+//   Nl = N/sp = N rows of the residual stream, as sp = 1.
 
 // Trainer: everything but the mathematics: options, memory, data, optimizer, checkpoints
 #include "llmc/trainer/split_data.cuh"
@@ -74,18 +77,18 @@ struct GPT : Trainer {
     size_t windows;                // layers whose weights have a window: 2, or all
     floatX **whole;                // [buckets] the window of its weights: (s, part)
     float **dwhole;                // [buckets] the window of its gradients: the same
-    size_t *holds;                 // [buckets] the first with a window: 1 + which it has; 0: none
+    size_t *holds;                 // [buckets] of a window: 1 + the bucket in it; 0: none
     cudaEvent_t *reduced_window;   // [buckets] the same: its gradients may be overwritten
 
     ncclComm_t data;               // the s ranks, each of which holds 1/s of the model
     cudaStream_t data_stream;
     ncclComm_t replicas;           // the ranks that hold the same 1/s; NULL if there is one
     cudaStream_t replica_stream;
-    cudaEvent_t bucket_done;       // what is reduced or gathered next has been written
+    cudaEvent_t bucket_done;       // the next bucket to reduce or gather is written
     cudaEvent_t reduced_all;       // all buckets are reduced
     cudaEvent_t *gathered_bucket;  // [buckets] its weights are up to date on every data rank
 
-    Acts acts;          // of the micro-batch at hand
+    Acts acts;          // of the current micro-batch
 
     // The loss has the largest buffer, so its gradient takes the place of the logits.
     floatX *logits;     // (N, Vl)      become their own gradient
@@ -236,14 +239,14 @@ static void layout(GPT *m) {
 // ----------------------------------------------------------------------------------------
 // Buckets: gradients are summed and weights are gathered over the data ranks
 
-// Lets stream `to` wait for all that `from` has been given so far.
+// Lets stream `to` wait for all work that `from` has so far.
 static void follow(GPT *m, cudaStream_t to, cudaStream_t from) {
     CUDA_CHECK(cudaEventRecord(m->bucket_done, from));
     CUDA_CHECK(cudaStreamWaitEvent(to, m->bucket_done, 0));
 }
 
-// Sums a bucket's shard, which has all micro-batches, over the replicas. On a stream of its
-// own, as it may cross nodes, and the next layer's gather is not to wait for that.
+// Sums a bucket's shard, which has all micro-batches, over the replicas. It has a stream of
+// its own: the sum may cross nodes, and the next layer's gather must not wait for it.
 static void reduce_replicas(GPT *m, float *shard, size_t part) {
     cudaStream_t s = m->replica_stream;
     follow(m, s, m->data_stream);
@@ -253,9 +256,9 @@ static void reduce_replicas(GPT *m, float *shard, size_t part) {
         follow(m, m->stream, s);
 }
 
-// Sums a bucket of gradients over the data ranks, on a stream of its own beside the backward
-// pass. Each rank ends with its part in its shard, added to the micro-batches before (add).
-// Replicas are summed once a step, behind its last micro-batch.
+// Sums a bucket of gradients over the data ranks, on a stream of its own, so that it
+// overlaps backward. Each rank gets its part of the sum in its shard, added to the
+// micro-batches before (add). Replicas are summed once a step, behind its last micro-batch.
 static void reduce_bucket(GPT *m, size_t bucket, bool add = false, bool last = true) {
     size_t lo = m->table.buckets[bucket], hi = m->table.buckets[bucket + 1];
     size_t part = (hi - lo) / m->shards;
@@ -310,8 +313,8 @@ static void gather_weights(GPT *m) {
     gather_buckets(m, bucket_count(m) - 1, bucket_count(m));
 }
 
-// Whether the gradients of ln_f are complete once this micro-batch's backward is through, and
-// their sum may overlap what is left of backward.
+// Returns true if this micro-batch's loss completes the gradients of ln_f, and their sum may
+// overlap the rest of backward.
 static bool reduce_now(const GPT *m, int micro) {
     return m->opt.overlap && (size_t)micro + 1 == m->micros;
 }
@@ -326,8 +329,8 @@ static void use_bucket(GPT *m, size_t bucket) {
 // ----------------------------------------------------------------------------------------
 // Forward and backward
 
-// One layer, x (Nl, C) -> out (Nl, C). Attention lets each token look at those before it,
-// the MLP looks at each token alone, and both add what they found to the residual stream.
+// Runs one layer, x (Nl, C) -> out (Nl, C). Attention lets each token look at the tokens
+// before it. The MLP looks at each token alone. Both add to the residual stream.
 static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const floatX *x,
                           size_t B, size_t T) {
     size_t N = B * T, Nl = N / m->sp;
@@ -358,10 +361,10 @@ static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const flo
                      drop(m, DROPOUT_FCPROJ, l));
 }
 
-// One layer, from its end to its beginning: dresidual (Nl, C), the gradient of its output,
-// becomes that of its input x. The gradient of a matrix product is two products, one for
-// its input and one for its weight. Gradients of weights are sums over the micro-batches:
-// the first one writes them, the others add (add).
+// Runs one layer backward. dresidual (Nl, C), the gradient of its output, becomes the
+// gradient of its input x. The gradient of a matrix product is two products, one for its
+// input and one for its weight. Gradients of weights are sums over the micro-batches: the
+// first one writes them, the others add to them (add).
 static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool add) {
     size_t B = m->B, T = m->T;
     size_t N = B * T, Nl = N / m->sp;
@@ -373,8 +376,8 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
     Matmul *mm = &m->matmul;
     cudaStream_t s = m->stream;
 
-    // Backward first makes the buffers that forward did not keep: those of the
-    // whole layer from its input, or GELU's output from the hidden units.
+    // First recompute the buffers that forward did not keep: the whole layer from its
+    // input, or only GELU's output from the hidden units.
     if (m->opt.recompute == RECOMPUTE_LAYER)
         layer_forward(m, l, a, NULL, x, B, T);
     if (m->opt.recompute == RECOMPUTE_GELU)
@@ -410,8 +413,8 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
                        x, w[LN1W], a->ln1, Nl, C, add, s);
 }
 
-// Tokens (B, T) -> lnf (Nl, C). The residual stream begins with a token's row of wte and
-// its position's row of wpe.
+// Runs the layers, tokens (B, T) -> lnf (Nl, C). The residual stream begins with a
+// token's row of wte and its position's row of wpe.
 static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, int micro) {
     size_t N = B * T, Nl = N / m->sp;
     size_t C = m->config.C, L = m->config.L;
@@ -441,9 +444,9 @@ static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, i
     layernorm_forward(acts->lnf, acts->residual[L], w[LNFW], w[LNFB], Nl, C, s);
 }
 
-// lnf (Nl, C) -> the micro-batch's losses. To train, the logits become their own gradient,
-// softmax minus target, and dresidual (Nl, C) that of the last layer's output: gradients of
-// the step's mean loss.
+// Computes the micro-batch's losses from lnf (Nl, C). To train, the logits become their
+// own gradient, softmax minus target. The gradient of the last layer's output goes to
+// dresidual (Nl, C). Both are gradients of the step's mean loss.
 static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
                               bool training) {
     size_t N = m->B * m->T, Nl = N / m->sp;
@@ -466,7 +469,7 @@ static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
     classifier_gradient(losses, m->logits, m->row_max, sum, target, targets,
                         m->dloss, N, V, Vl, V0, training, s);
 
-    // Losses are summed in double and in a fixed order, as all that has to be reproducible.
+    // Losses are summed in double and in a fixed order, so that the sum is reproducible.
     loss_sum(&m->loss_sums[micro], losses, N, s);
     if (!training) return;
 
@@ -479,8 +482,9 @@ static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
         reduce_bucket(m, bucket_count(m) - 1);
 }
 
-// dresidual (Nl, C), which loss_and_gradient has left -> gradients of the layers and of the
-// embeddings. wte has two uses: the gradient of the lookup adds to the head's.
+// Computes the gradients of all layers and of the embeddings. Takes dresidual (Nl, C) as
+// loss_and_gradient has left it. The matrix wte has two uses: the lookup's gradient adds
+// to the head's.
 static void backward(GPT *m, Acts *acts, const int *inputs, int micro) {
     size_t B = m->B, T = m->T, Nl = B * T / m->sp;
     size_t C = m->config.C, L = m->config.L;
@@ -511,7 +515,7 @@ static void backward(GPT *m, Acts *acts, const int *inputs, int micro) {
 }
 
 // Runs all micro-batches of the global batch: with backward to train, without to validate.
-// A micro-batch is as much as memory has room for; the gradients of all are summed.
+// A micro-batch is as large as memory allows. The gradients of all are summed.
 static void run_batch(GPT *m, bool training) {
     for (size_t micro = 0; micro < m->micros; micro++) {
         size_t at = micro * m->B * m->T;
@@ -526,8 +530,8 @@ static void run_batch(GPT *m, bool training) {
 // ----------------------------------------------------------------------------------------
 // The run
 
-// One step over the next global batch: forward, backward and update. The norm of all
-// gradients together says whether AdamW is to clip them.
+// Runs one step over the next global batch: forward, backward and update. The norm of all
+// gradients together decides if AdamW clips them.
 static void train_step(GPT *m) {
     StepReport report = trainer_begin_step(m);
     run_batch(m, true);
@@ -582,7 +586,7 @@ static void connect(GPT *m) {
     trainer_warm_up(m);
 }
 
-// Refuses what only the parent does, and replicas of unequal size.
+// Refuses options that only the parent has, and replicas of unequal size.
 static bool check_shard(Trainer *trainer, Error *err) {
     const GPT *m = (GPT *)trainer;
     if (!m->opt.zero)
@@ -603,8 +607,7 @@ int main(int argc, char **argv) {
     trainer_start(m);
     gather_weights(m);
 
-    // Between two steps come validation, a checkpoint and a sample of text, if they are due:
-    // each of the functions that are asked knows when.
+    // Between two steps come validation, a checkpoint and a sample, each when it is due.
     for (;;) {
         while (validation_goes_on(m))
             run_batch(m, false);

@@ -8,30 +8,32 @@
 // (Touvron et al. 2023). Qwen3 normalises each head of q and k before RoPE. Mistral's queries
 // see the keys of a window. With --documents 1 a query sees keys of its own document only.
 //
-// The d replicas share the global batch. A bucket of gradients (wte, each layer,
-// ln_f) is summed over them by a reduce-scatter. ZeRO-1: each data rank then owns 1/d of
-// every bucket, whatever tensors that cuts, updates it, and the weights are gathered again
+// The d replicas share the global batch. A reduce-scatter sums each bucket of gradients
+// (wte, each layer, ln_f) over them. ZeRO-1: each data rank then owns 1/d of every bucket,
+// even where that cuts through a tensor, and updates it. The weights are gathered again
 // while the next forward runs.
 //
 // The layers are dealt to p stages in v chunks each: global chunk c*p + s is chunk c of
 // stage s. A stage runs the list of steps that llmc/pipeline.h gives it; activations go up
 // and gradients down over links.
 //
-// Each layer is shared by t ranks. Weights are [out, in]: q, k, v, gate and up are split by
-// rows, each by itself; o and down by columns; embedding and head by rows of the vocabulary.
-// Operators f and g stand where the paper draws them. Under sequence parallelism layernorms
-// and residuals are cut by rows.
+// Each layer is shared by t ranks. Weights are [out, in]. q, k, v, gate and up are split by
+// rows, each of them on its own; o and down by columns. Embedding and head are split by rows
+// of the vocabulary. Operators f and g stand where the paper draws them. Under sequence
+// parallelism layernorms and residuals are cut by rows.
 //
 // Letters: B micro-batch (sequences), T sequence length, N = B*T tokens, C channels,
 // L layers, NH heads, V vocabulary, Vp the same padded to 128. A shape stands behind every
-// pointer. w[QKVW] is a weight of a layer, dw[QKVW] its gradient; k's and v's follow q's
-// without a gap, up's follows gate's (llmc/llama.h).
+// pointer. A layer's weight w[QKVW] has the gradient dw[QKVW]. The matrices of k and v
+// follow q's without a gap, and up's follows gate's (llmc/llama.h).
 //
-// A rank of t has A = NHl HS channels in NHl = NH/t query heads, KVl = KV/t key/value heads,
-// K = KVl HS channels of k, S = A + 2 K of q, k and v together, F hidden units with G = 2
-// matrices that make them (1 without a gate), and Vl = Vp/t tokens of the vocabulary, from V0
-// on. Of the residual stream it has all Nl = N rows, or Nl = N/t where sp = t ranks share them:
-// under sequence parallelism.
+// Each of t tensor ranks has:
+//   A = NHl HS channels of q, in NHl = NH/t query heads.
+//   K = KVl HS channels of k and as many of v, in KVl = KV/t key/value heads.
+//   S = A + 2 K channels of q, k and v together.
+//   F hidden units, which G = 2 matrices make (1 without a gate).
+//   Vl = Vp/t tokens of the vocabulary, from V0 on.
+//   Nl = N/sp rows of the residual stream. Under sequence parallelism sp = t, else 1.
 
 // Trainer: everything but the mathematics: options, memory, data, optimizer, checkpoints
 #include "llmc/trainer/stages.cuh"
@@ -69,9 +71,9 @@ struct Acts {
     Layernorm lnf;      // (Nl, C)
 };
 
-// One end of a link. A link carries activations up or gradients down between two stages,
-// on a stream of its own at both ends, so that a message that has to wait holds up no other
-// one and no compute. Two buffers let a message travel while compute is at the next.
+// One end of a link. A link carries activations up or gradients down between two stages. It
+// has a stream of its own at both ends, so a message that waits holds up neither compute
+// nor other messages. Two buffers let a message travel while compute is at the next.
 struct LinkEnd {
     ncclComm_t comm;        // of two ranks, 0 sends to 1; NULL: no link, or not connected yet
     cudaStream_t stream;
@@ -88,7 +90,7 @@ struct Flags {
 };
 
 struct GPT : Trainer {
-    Llama llama;                  // what GPTConfig lacks
+    Llama llama;                  // the sizes that GPTConfig lacks
     Flags flags;
     size_t HS;                    // channels of a head
     size_t KVl, K, S, G;          // see Letters
@@ -99,13 +101,13 @@ struct GPT : Trainer {
     int *host_first;              // the same, pinned
     double *scores;               // [micros] pairs of a query and a key that it sees
     int eot;                      // the token that a document begins with, or -1
-    FirstKeys keys;               // of the micro-batch at hand
+    FirstKeys keys;               // of the current micro-batch
 
     ncclComm_t tensor;            // the t ranks that share each layer
-    cudaStream_t tensor_stream;   // for those of their collectives that overlap compute
-    cudaEvent_t computed;         // what such a collective reads has been written
-    cudaEvent_t reduced_ready;    // dreduced has
-    cudaEvent_t gathered_ready;   // gathered has
+    cudaStream_t tensor_stream;   // for its collectives that overlap compute
+    cudaEvent_t computed;         // the input of such a collective is written
+    cudaEvent_t reduced_ready;    // dreduced is written
+    cudaEvent_t gathered_ready;   // gathered is written
 
     ncclComm_t embedding;   // first and last stage, which both hold wte; else NULL
     LinkEnd receive[2];     // of activations and of gradients, by StepKind
@@ -114,7 +116,7 @@ struct GPT : Trainer {
 
     ncclComm_t data;               // the d ranks that hold the same part of the model
     cudaStream_t data_stream;
-    cudaEvent_t bucket_done;       // what is reduced or gathered next has been written
+    cudaEvent_t bucket_done;       // the next bucket to reduce or gather is written
     cudaEvent_t reduced_all;       // all buckets are reduced
     cudaEvent_t *gathered_bucket;  // [buckets] its weights are up to date on every data rank
 
@@ -132,8 +134,8 @@ struct GPT : Trainer {
     floatX *dnorm;      // (N, C)       gradient of a layernorm's output; (N, A) of atty
     floatX *reduced;    // (Nl, C)      proj, summed over the ranks: in its place if Nl = N
     floatX *dreduced;   // (Nl, C)      and dnorm
-    floatX *gathered;   // (N, C)       rows of all ranks: what f hands over
-    floatX *dgathered;  // (N, C)       and what g hands over in backward
+    floatX *gathered;   // (N, C)       rows of all ranks: f's output
+    floatX *dgathered;  // (N, C)       and g's output in backward
     floatX *dqkv;       // (N, S)
     floatX *dfch;       // (N, G F)
     floatX *dact;       // (N, F)
@@ -161,8 +163,8 @@ static void own_buckets(GPT *m, State *state) {
     }
 }
 
-// Takes this rank's part of every layer of its stage, and of the vocabulary. Of the reduced
-// gradients it owns 1/d, and with ZeRO that much of the optimizer, too.
+// Takes this rank's part of every layer of its stage, and of the vocabulary. It owns 1/d of
+// the reduced gradients, and with ZeRO 1/d of the optimizer.
 static void shard(GPT *m) {
     size_t t = m->grid.t;
     trainer_sizes(m, t);
@@ -299,13 +301,13 @@ static void find_keys(GPT *m, size_t i, const int *tokens, size_t T) {
     *scores += window_keys(first, first, T, m->llama.window);
 }
 
-// The trainer shows each sequence of a batch that it reads.
+// Takes each sequence of a batch that the trainer reads.
 static void see_sequence(Trainer *trainer, size_t i, const int *tokens) {
     GPT *m = static_cast<GPT *>(trainer);
     find_keys(m, i, tokens, m->T);
 }
 
-// The warm-up, and a simulation, see sequences of one document.
+// Prepares the warm-up and simulations, which see sequences of one document.
 static void start_keys(GPT *m) {
     size_t sequences = m->micros * m->B;
     int *tokens = NULL;
@@ -321,7 +323,7 @@ static void start_keys(GPT *m) {
     m->see_sequence = see_sequence;
 }
 
-// Copies what was found about N tokens to the device.
+// Copies the first keys of N tokens to the device.
 static void copy_keys(GPT *m, size_t N) {
     if (!m->first) return;
     CUDA_CHECK(cudaMemcpyAsync(m->first, m->host_first, N * sizeof(int),
@@ -362,15 +364,16 @@ static const floatX *tensor_gather(GPT *m, floatX *out, const floatX *x, size_t 
     return out;
 }
 
-// Operator f, before a pair: in forward every rank takes the same input (a gather under
-// sequence parallelism), so in backward the gradients of all ranks are summed.
+// Operator f stands before a pair. In forward every rank takes the same input, and under
+// sequence parallelism gathers it. So backward sums the gradients of all ranks.
 static const floatX *f_forward(GPT *m, const floatX *x, size_t N) {
     return tensor_gather(m, m->gathered, x, N, m->stream);
 }
 
-// Gathers f's output for backward, which did not keep it: on a stream of its own, beside
-// the products that come before those that read it. Two streams use one communicator, in
-// the same order on all ranks: events order each collective behind the one before.
+// Gathers f's output for backward, as forward did not keep it. It has a stream of its
+// own, so products that do not read it overlap the gather. Now two streams use one
+// communicator, which needs the same order on all ranks. Events put each collective
+// behind the one before.
 static const floatX *f_gather_again(GPT *m, const floatX *x) {
     if (m->sp == 1) return x;
     CUDA_CHECK(cudaEventRecord(m->computed, m->stream));
@@ -380,8 +383,8 @@ static const floatX *f_gather_again(GPT *m, const floatX *x) {
     return m->gathered;
 }
 
-// Starts the sum of dnorm. The products for the weight's gradient need not wait for it and
-// hide it; they read what was gathered last, which the compute stream waits for here.
+// Starts the sum of dnorm. The product for the weight's gradient needs no sum and overlaps
+// it. It reads the rows gathered last, so the compute stream waits for them here.
 static void f_backward_begin(GPT *m) {
     if (m->grid.t == 1) return;
     CUDA_CHECK(cudaEventRecord(m->computed, m->stream));
@@ -399,8 +402,8 @@ static const floatX *f_backward_end(GPT *m) {
     return m->dreduced;
 }
 
-// Operator g, behind a pair, is f turned round: in forward the summands of all ranks are
-// summed, and in backward every rank takes the same gradient. Returns out.
+// Operator g stands behind a pair, and is f turned round. Forward sums the summands of
+// all ranks. In backward every rank takes the same gradient. Returns out.
 static const floatX *g_forward(GPT *m, floatX *out, const floatX *partial, size_t N) {
     if (m->grid.t > 1)
         tensor_sum(m, out, partial, N, m->stream);
@@ -413,9 +416,9 @@ static const floatX *g_backward(GPT *m, const floatX *dout) {
     return tensor_gather(m, m->dgathered, dout, m->B * m->T, m->stream);
 }
 
-// Sums the gradients of layernorms over the tensor ranks, as under sequence parallelism
-// each has them of its own rows only, as far as they lie in elements [lo, hi). A rank has
-// those of the norms of q and k of its own heads only, so they are always summed.
+// Sums the gradients of layernorms in elements [lo, hi) over the tensor ranks. Under
+// sequence parallelism each rank has the gradients from its own rows only. The norms of q
+// and k are always summed: their gradients come from a rank's own heads only.
 static void reduce_layernorms(GPT *m, size_t lo, size_t hi) {
     if (m->grid.t == 1) return;
     NCCL_CHECK(ncclGroupStart());
@@ -435,9 +438,9 @@ static void reduce_layernorms(GPT *m, size_t lo, size_t hi) {
 // Links between pipeline stages
 //
 // The host only enqueues: it waits for no message, so it need not know which comes first. A
-// buffer is filled and emptied in turn, and each side waits for the event of the other. Of t
-// tensor ranks each sends 1/t of a message to its counterpart, where all gather it (the
-// paper's scatter/gather optimisation); under sequence parallelism 1/t is all they need.
+// buffer is filled and emptied in turn, and each side waits for the event of the other. Each
+// of t tensor ranks sends 1/t of a message to its counterpart. There all ranks gather it
+// (the paper's scatter/gather optimisation). Under sequence parallelism 1/t is enough.
 
 // Receives x (Nl, C) of N tokens from the neighbour: activations or gradients.
 static void link_receive(GPT *m, StepKind kind, floatX *x, size_t N, int micro, int chunk) {
@@ -475,12 +478,12 @@ static void link_send(GPT *m, StepKind kind, const floatX *x, size_t N, int micr
     CUDA_CHECK(cudaEventRecord(end->emptied[b], end->stream));
 }
 
-// The chunk that starts from tokens.
+// Returns true for the chunk that starts from tokens.
 static bool is_first(const GPT *m, size_t chunk) {
     return m->table.shard.embedding && chunk == 0;
 }
 
-// The chunk that ends in the loss.
+// Returns true for the chunk that ends in the loss.
 static bool is_last(const GPT *m, size_t chunk) {
     return m->table.shard.head && chunk == m->plan.chunks - 1;
 }
@@ -488,8 +491,8 @@ static bool is_last(const GPT *m, size_t chunk) {
 // ----------------------------------------------------------------------------------------
 // Buckets: gradients are summed and weights are gathered over the data ranks
 
-// Sums a bucket of gradients over the data ranks, on a stream of its own beside the backward
-// pass. Each rank ends with its part, and without ZeRO all of them with all parts.
+// Sums a bucket of gradients over the data ranks, on a stream of its own, so that it
+// overlaps backward. Each rank gets its part of the sum, and without ZeRO all parts.
 static void reduce_bucket(GPT *m, size_t bucket) {
     size_t lo = m->table.buckets[bucket], hi = m->table.buckets[bucket + 1];
     size_t part = (hi - lo) / m->grid.d;
@@ -525,8 +528,8 @@ static void gather_weights(GPT *m) {
     }
 }
 
-// Whether a bucket of gradients is complete once this micro-batch's backward is through, and
-// its sum may overlap what is left of backward.
+// Returns true if this micro-batch's backward completes buckets of gradients, and their sums
+// may overlap the rest of backward.
 static bool reduce_now(const GPT *m, int micro) {
     return m->opt.overlap && (size_t)micro + 1 == m->micros;
 }
@@ -559,8 +562,8 @@ static void norm_residual_forward(GPT *m, Layernorm ln, floatX *residual, const 
          Dropout(), (float)m->llama.epsilon);
 }
 
-// Turns dout, the gradient of a norm's output, into that of its input x, and adds what went
-// past it (add_to): both in dresidual.
+// Turns dout, the gradient of a norm's output, into the gradient of its input x. Adds the
+// gradient that went past the norm (add_to). Both are in dresidual.
 static void norm_backward(GPT *m, size_t l, int weight, const floatX *dout, const floatX *x,
                           Layernorm ln, const floatX *add_to, size_t Nl, bool add) {
     float **dw = m->dw[l];
@@ -599,8 +602,8 @@ static void activation_backward(GPT *m, floatX *dinp, const floatX *dout, const 
         relu2_backward(dinp, dout, inp, N * m->F, m->stream);
 }
 
-// One layer, x (Nl, C) -> out (Nl, C). Attention lets each token look at those before it,
-// the MLP looks at each token alone, and both add what they found to the residual stream.
+// Runs one layer, x (Nl, C) -> out (Nl, C). Attention lets each token look at the tokens
+// before it. The MLP looks at each token alone. Both add to the residual stream.
 static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const floatX *x,
                           size_t B, size_t T) {
     size_t N = B * T, Nl = N / m->sp;
@@ -635,10 +638,10 @@ static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const flo
     residual_forward<NORM_RMS>(out, a->residual2, proj, NULL, Nl, C, s, Dropout());
 }
 
-// One layer, from its end to its beginning: dresidual (Nl, C), the gradient of its output,
-// becomes that of its input x. The gradient of a matrix product is two products, one for
-// its input and one for its weight. Gradients of weights are sums over the micro-batches:
-// the first one writes them, the others add (add).
+// Runs one layer backward. dresidual (Nl, C), the gradient of its output, becomes the
+// gradient of its input x. The gradient of a matrix product is two products, one for its
+// input and one for its weight. Gradients of weights are sums over the micro-batches: the
+// first one writes them, the others add to them (add).
 static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool add) {
     size_t B = m->B, T = m->T;
     size_t N = B * T, Nl = N / m->sp;
@@ -649,8 +652,8 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
     Matmul *mm = &m->matmul;
     cudaStream_t s = m->stream;
 
-    // Backward first makes the buffers that forward did not keep: those of the
-    // whole layer from its input, or GELU's output from the hidden units.
+    // First recompute the buffers that forward did not keep: the whole layer from its
+    // input, or only GELU's output from the hidden units.
     if (m->opt.recompute == RECOMPUTE_LAYER)
         layer_forward(m, l, a, NULL, x, B, T);
     if (m->opt.recompute == RECOMPUTE_GELU)
@@ -692,7 +695,7 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
     norm_backward(m, l, LN1W, dln1, x, a->ln1, dresidual, Nl, add);
 }
 
-// One chunk: tokens (B, T), or residual[0] of the chunk before -> lnf (Nl, C), or
+// Runs one chunk: tokens (B, T), or residual[0] from the chunk before -> lnf (Nl, C), or
 // residual[L] for the next one. The residual stream begins with a token's row of wte. A rank
 // looks up the tokens of its part of the vocabulary.
 static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, int micro,
@@ -723,10 +726,11 @@ static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, i
     norm_forward(m, acts->lnf, acts->residual[L], w, LNFW, Nl);
 }
 
-// lnf (Nl, C) -> the micro-batch's losses. To train, the logits become their own gradient,
-// softmax minus target, and dresidual (Nl, C) that of the last layer's output: gradients of
-// the step's mean loss. Every rank has the logits of its part of the vocabulary, and only
-// three numbers a token travel: maximum, sum of exponentials, logit of the target.
+// Computes the micro-batch's losses from lnf (Nl, C). To train, the logits become their own
+// gradient, softmax minus target. The gradient of the last layer's output goes to dresidual
+// (Nl, C). Both are gradients of the step's mean loss. Every rank has the logits of its
+// part of the vocabulary. Only three numbers a token travel: maximum, sum of exponentials,
+// logit of the target.
 static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
                               bool training) {
     size_t N = m->B * m->T, Nl = N / m->sp;
@@ -753,7 +757,7 @@ static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
     classifier_gradient(losses, m->logits, m->row_max, sum, target, targets,
                         m->dloss, N, V, Vl, V0, training, s);
 
-    // Losses are summed in double and in a fixed order, as all that has to be reproducible.
+    // Losses are summed in double and in a fixed order, so that the sum is reproducible.
     loss_sum(&m->loss_sums[micro], losses, N, s);
     if (!training) return;
 
@@ -767,9 +771,9 @@ static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
         reduce_bucket(m, bucket_count(m) - 1);
 }
 
-// One chunk: dresidual (Nl, C), which loss_and_gradient or the next chunk has left ->
-// gradients of its layers and embeddings. If wte is the head, too, the gradient of this use
-// adds to that one.
+// Computes the gradients of one chunk's layers and embeddings. Takes dresidual (Nl, C) as
+// loss_and_gradient or the next chunk has left it. If wte is the head, too, the lookup's
+// gradient adds to the head's.
 static void backward(GPT *m, Acts *acts, const int *inputs, int micro, int chunk) {
     size_t B = m->B, T = m->T, C = m->config.C;
     size_t L = m->plan.count[chunk], first = m->plan.first[chunk];
@@ -789,7 +793,7 @@ static void backward(GPT *m, Acts *acts, const int *inputs, int micro, int chunk
     encoder_backward(dwte, NULL, dout, inputs, B, T, C, 0, m->V0, m->Vl, add, s);
 }
 
-// A forward or a backward with its messages: from the neighbour, and to the next one.
+// Run a forward or a backward with its messages: from one neighbour, and to the next one.
 static void forward_step(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, int micro,
                          int chunk) {
     if (!is_first(m, chunk))
@@ -832,13 +836,13 @@ static void run_batch(GPT *m, bool training) {
 // ----------------------------------------------------------------------------------------
 // The run
 
-// One step over the next global batch: forward, backward and update. The norm of all
-// gradients together says whether AdamW is to clip them.
+// Runs one step over the next global batch: forward, backward and update. The norm of all
+// gradients together decides if AdamW clips them.
 static void train_step(GPT *m) {
     StepReport report = trainer_begin_step(m);
 
-    // A head that is wte writes its gradient, and the encoder adds to it. Where only one of
-    // them happens to wte, the encoder needs zeros.
+    // A head that is wte writes its gradient, and the encoder adds to it. If wte has only
+    // one of these uses on a rank, the encoder needs zeros.
     if (m->w[0][WTE] && (m->embedding || m->head != WTE))
         zero_gradient(m, WTE);
     run_batch(m, true);
@@ -882,7 +886,7 @@ static void sample_token(GPT *m) {
     sample_append(m, m->logits, m->tensor);
 }
 
-// Makes one end of a link, but for its communicator.
+// Makes one end of a link, without its communicator.
 static void link_end_create(GPT *m, LinkEnd *end, const char *track) {
     end->stream = stream_create(m, track, true);
     for (int b = 0; b < PIPELINE_BUFFERS; b++) {
@@ -980,8 +984,7 @@ int main(int argc, char **argv) {
     make_angles(m);
     trainer_start(m);
 
-    // Between two steps come validation, a checkpoint and a sample of text, if they are due:
-    // each of the functions that are asked knows when.
+    // Between two steps come validation, a checkpoint and a sample, each when it is due.
     for (;;) {
         while (validation_goes_on(m))
             run_batch(m, false);

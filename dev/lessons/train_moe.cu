@@ -1,26 +1,33 @@
 // train_moe.cu: train_data.cu plus a mixture of experts.
 // parent: dev/lessons/train_data.cu
 //
-// A layer has E MLPs, its experts, and a router that sends each token to k of them (GShard,
-// Lepikhin et al. 2020; Switch, Fedus et al. 2021; llmc/kernels/moe.cuh). Groups of e data
-// ranks share out the experts: one all-to-all takes tokens to them, another one brings the
-// results back. So an expert sees the tokens of e ranks.
-//  The d ranks share the global batch. The gradients of a layer are two buckets: experts
-// are summed over the d/e ranks that hold the same ones, and the rest over all d ranks.
-// ZeRO-1: each of the ranks that hold a bucket then owns its part of it, updates it, and
-// the weights are gathered again while the next forward runs.
+// A layer has E MLPs, its experts, and a router that sends each token to k of them.
+// (Papers: GShard, Lepikhin et al. 2020; Switch, Fedus et al. 2021. Kernels:
+// llmc/kernels/moe.cuh.) Groups of e data ranks share out the experts. One all-to-all takes
+// tokens to them, another one brings the results back. So an expert sees the tokens of e
+// ranks.
+//  The d ranks share the global batch. The gradients of a layer are two buckets. One is
+// the experts', summed over the d/e ranks that hold the same experts. The other is the
+// rest, summed over all d ranks. ZeRO-1: each of the ranks that hold a bucket then owns a
+// part of it, and updates that. The weights are gathered again while the next forward
+// runs.
 //
-// More letters: El = E/e experts of this rank, R = E B slots rows in all experts of this
-// rank's tokens, which are also those of all e ranks in its El experts; Re = R/El in each.
+// More letters, for a micro-batch and a layer:
+//   El = E/e experts on this rank.
+//   R = E B slots places that this rank's tokens have in all E experts.
+//   They have as many places for the tokens of all e ranks, Re = R/El each.
 //
 // Letters: B micro-batch (sequences), T sequence length, N = B*T tokens, C channels,
 // L layers, NH heads, V vocabulary, Vp the same padded to 128. A shape stands behind every
 // pointer. Weights are [in, out]: w[QKVW] is one of a layer, dw[QKVW] its gradient
 // (llmc/model.h).
-//  The next trainer shares each layer among ranks, and needs letters for a rank's part of
-// it. A rank alone has everything: Nl = N rows of the residual stream (sp = 1 rank shares
-// them), A = C channels in NHl = NH heads, F = 4C hidden units, and Vl = Vp tokens of the
-// vocabulary, from V0 = 0 on.
+//
+// The trainer train_gpt_tp.cu shares each layer among ranks, and has letters for a rank's
+// part of it. Here a rank has whole layers:
+//   A = C channels, in NHl = NH heads.
+//   F = 4C hidden units.
+//   Vl = Vp tokens of the vocabulary, from V0 = 0 on.
+//   Nl = N/sp = N rows of the residual stream, as sp = 1.
 
 // Trainer: everything but the mathematics: options, memory, data, optimizer, checkpoints
 #include "llmc/trainer/split_data.cuh"
@@ -49,7 +56,7 @@ struct LayerActs {
     floatX *expert_in;  // (R, C)       the tokens of e ranks that came to this rank's experts
     floatX *fch;        // (R, F)       hidden units before GELU
     floatX *fch_gelu;   // (R, F)       and behind it
-    floatX *expert_out; // (R, C)       what all experts have made of this rank's tokens
+    floatX *expert_out; // (R, C)       results of all experts for this rank's tokens
 };
 
 // A micro-batch keeps these from its forward to its backward pass.
@@ -60,7 +67,7 @@ struct Acts {
 };
 
 struct GPT : Trainer {
-    MoeSpec experts;               // the model, and what the command line says of experts
+    MoeSpec experts;               // the model, and the options of experts
     Moe moe;                       // E experts, k of a token, slots of a sequence in an expert
     ncclComm_t exchanging;         // the e ranks that hold all experts; NULL: not connected yet
     ncclComm_t alike;              // the d/e ranks that hold the same experts
@@ -68,11 +75,11 @@ struct GPT : Trainer {
 
     ncclComm_t data;               // the d ranks, which all hold everything but experts
     cudaStream_t data_stream;
-    cudaEvent_t bucket_done;       // what is reduced or gathered next has been written
+    cudaEvent_t bucket_done;       // the next bucket to reduce or gather is written
     cudaEvent_t reduced_all;       // all buckets are reduced
     cudaEvent_t *gathered_bucket;  // [buckets] its weights are up to date on every data rank
 
-    Acts acts;          // of the micro-batch at hand
+    Acts acts;          // of the current micro-batch
 
     // The loss has the largest buffer, so its gradient takes the place of the logits.
     floatX *logits;     // (N, Vl)      become their own gradient
@@ -92,7 +99,7 @@ struct GPT : Trainer {
     float *scratch;     // partial sums over rows, for gradients of biases and layernorms
 };
 
-// The ranks that hold a bucket alike, and this rank's part of it.
+// The ranks that hold the same bucket, and this rank's part of it.
 struct Holders {
     ncclComm_t comm;
     size_t count;  // ranks
@@ -100,8 +107,8 @@ struct Holders {
     size_t mine;   // and where this rank's part begins
 };
 
-// All d ranks hold a bucket alike. One of experts is held by every e-th of them: by one rank
-// of each group that shares the experts out.
+// Returns the holders of bucket b: all d ranks, or for experts every e-th of them. That
+// is one rank of each group that shares the experts out.
 static Holders holders(const GPT *m, size_t b) {
     bool experts = bucket_of_experts(&m->table, b) && m->experts.e > 1;
     size_t e = experts ? m->experts.e : 1, count = m->grid.d / e;
@@ -118,8 +125,8 @@ static void own_buckets(GPT *m, State *state) {
     }
 }
 
-// Takes 1/e of the experts and all else, in buckets that d ranks can share. Of the reduced
-// gradients this rank owns its part of each, and with ZeRO that much of the optimizer, too.
+// Takes 1/e of the experts and all else, in buckets that d ranks can share. This rank owns
+// its part of the reduced gradients of each, and with ZeRO the same part of the optimizer.
 static void shard(GPT *m) {
     Shard mine = shard_whole(&m->config);
     mine.bucket_align = TENSOR_ALIGN * m->grid.d;
@@ -207,8 +214,8 @@ static void layout(GPT *m) {
 // ----------------------------------------------------------------------------------------
 // Buckets: gradients are summed and weights are gathered over the data ranks
 
-// Sums a bucket of gradients over the ranks that hold it, on a stream of its own beside the
-// backward pass. Each ends with its part, and without ZeRO all of them with all parts.
+// Sums a bucket of gradients over the ranks that hold it, on a stream of its own, so that
+// it overlaps backward. Each rank gets its part of the sum, and without ZeRO all parts.
 static void reduce_bucket(GPT *m, size_t bucket) {
     Holders h = holders(m, bucket);
     float *grads = m->state.grads + m->table.buckets[bucket];
@@ -243,8 +250,8 @@ static void gather_weights(GPT *m) {
     }
 }
 
-// Whether a bucket of gradients is complete once this micro-batch's backward is through, and
-// its sum may overlap what is left of backward.
+// Returns true if this micro-batch's backward completes buckets of gradients, and their sums
+// may overlap the rest of backward.
 static bool reduce_now(const GPT *m, int micro) {
     return m->opt.overlap && (size_t)micro + 1 == m->micros;
 }
@@ -259,10 +266,10 @@ static void use_bucket(GPT *m, size_t bucket) {
 // ----------------------------------------------------------------------------------------
 // Experts
 
-// The all-to-all of e ranks. It takes the rows (E, B slots, C) of this rank's tokens to their
-// experts, where they arrive as (El, e, B slots, C), so that an expert's rows are one matrix;
-// or it takes them back. Empty places travel, too: so no rank need know how many tokens
-// another one sends, and the host only enqueues. Nothing overlaps with it.
+// Exchanges rows with the e ranks in one all-to-all. It takes the rows (E, B slots, C) of
+// this rank's tokens to their experts, or back. They arrive as (El, e, B slots, C), so an
+// expert's rows are one matrix. Empty places travel, too. So no rank need know how many
+// tokens another one sends, and the host only enqueues. Nothing overlaps with it.
 static void exchange(GPT *m, floatX *out, const floatX *in, size_t B, bool back) {
     if (!m->exchanging) return;
     size_t e = m->experts.e, El = m->moe.E / e, count = B * m->moe.slots * m->config.C;
@@ -287,8 +294,8 @@ static void exchange(GPT *m, floatX *out, const floatX *in, size_t B, bool back)
 // ----------------------------------------------------------------------------------------
 // Forward and backward
 
-// One layer, x (Nl, C) -> out (Nl, C). Attention lets each token look at those before it,
-// experts look at each token alone, and both add what they found to the residual stream.
+// Runs one layer, x (Nl, C) -> out (Nl, C). Attention lets each token look at the tokens
+// before it. Experts look at each token alone. Both add to the residual stream.
 static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const floatX *x,
                           size_t B, size_t T) {
     size_t N = B * T, Nl = N / m->sp;
@@ -310,7 +317,7 @@ static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const flo
     layernorm_residual_forward(a->residual2, a->ln2, x, m->proj, w[PROJB],
                                w[LN2W], w[LN2B], Nl, C, s, drop(m, DROPOUT_PROJ, l));
 
-    // A token goes to the k experts of which its router thinks most.
+    // A token goes to the k experts to which the router gives the largest probabilities.
     moe_route(a->routing, a->ln2.out, w[ROUTERW], m->moe, B, T, C, s);
     moe_gather(m->rows, a->ln2.out, a->routing, m->moe, B, C, false, s);
     exchange(m, a->expert_in, m->rows, B, false);
@@ -339,10 +346,10 @@ static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const flo
                 drop(m, DROPOUT_FCPROJ, l));
 }
 
-// One layer, from its end to its beginning: dresidual (Nl, C), the gradient of its output,
-// becomes that of its input x. The gradient of a matrix product is two products, one for
-// its input and one for its weight. Gradients of weights are sums over the micro-batches:
-// the first one writes them, the others add (add).
+// Runs one layer backward. dresidual (Nl, C), the gradient of its output, becomes the
+// gradient of its input x. The gradient of a matrix product is two products, one for its
+// input and one for its weight. Gradients of weights are sums over the micro-batches: the
+// first one writes them, the others add to them (add).
 static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool add) {
     size_t B = m->B, T = m->T;
     size_t N = B * T, Nl = N / m->sp;
@@ -355,8 +362,8 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
     Matmul *mm = &m->matmul;
     cudaStream_t s = m->stream;
 
-    // Backward first makes the buffers that forward did not keep: those of the
-    // whole layer from its input, or GELU's output from the hidden units.
+    // First recompute the buffers that forward did not keep: the whole layer from its
+    // input, or only GELU's output from the hidden units.
     if (m->opt.recompute == RECOMPUTE_LAYER)
         layer_forward(m, l, a, NULL, x, B, T);
     if (m->opt.recompute == RECOMPUTE_GELU)
@@ -411,8 +418,8 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
                        x, w[LN1W], a->ln1, Nl, C, add, s);
 }
 
-// Tokens (B, T) -> lnf (Nl, C). The residual stream begins with a token's row of wte and
-// its position's row of wpe.
+// Runs the layers, tokens (B, T) -> lnf (Nl, C). The residual stream begins with a
+// token's row of wte and its position's row of wpe.
 static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, int micro) {
     size_t N = B * T, Nl = N / m->sp;
     size_t C = m->config.C, L = m->config.L;
@@ -439,9 +446,9 @@ static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, i
     layernorm_forward(acts->lnf, acts->residual[L], w[LNFW], w[LNFB], Nl, C, s);
 }
 
-// lnf (Nl, C) -> the micro-batch's losses. To train, the logits become their own gradient,
-// softmax minus target, and dresidual (Nl, C) that of the last layer's output: gradients of
-// the step's mean loss.
+// Computes the micro-batch's losses from lnf (Nl, C). To train, the logits become their
+// own gradient, softmax minus target. The gradient of the last layer's output goes to
+// dresidual (Nl, C). Both are gradients of the step's mean loss.
 static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
                               bool training) {
     size_t N = m->B * m->T, Nl = N / m->sp;
@@ -464,7 +471,7 @@ static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
     classifier_gradient(losses, m->logits, m->row_max, sum, target, targets,
                         m->dloss, N, V, Vl, V0, training, s);
 
-    // Losses are summed in double and in a fixed order, as all that has to be reproducible.
+    // Losses are summed in double and in a fixed order, so that the sum is reproducible.
     loss_sum(&m->loss_sums[micro], losses, N, s);
     if (!training) return;
 
@@ -477,8 +484,9 @@ static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
         reduce_bucket(m, bucket_count(m) - 1);
 }
 
-// dresidual (Nl, C), which loss_and_gradient has left -> gradients of the layers and of the
-// embeddings. wte has two uses: the gradient of the lookup adds to the head's.
+// Computes the gradients of all layers and of the embeddings. Takes dresidual (Nl, C) as
+// loss_and_gradient has left it. The matrix wte has two uses: the lookup's gradient adds
+// to the head's.
 static void backward(GPT *m, Acts *acts, const int *inputs, int micro) {
     size_t B = m->B, T = m->T, Nl = B * T / m->sp;
     size_t C = m->config.C, L = m->config.L;
@@ -502,7 +510,7 @@ static void backward(GPT *m, Acts *acts, const int *inputs, int micro) {
 }
 
 // Runs all micro-batches of the global batch: with backward to train, without to validate.
-// A micro-batch is as much as memory has room for; the gradients of all are summed.
+// A micro-batch is as large as memory allows. The gradients of all are summed.
 static void run_batch(GPT *m, bool training) {
     for (size_t micro = 0; micro < m->micros; micro++) {
         size_t at = micro * m->B * m->T;
@@ -517,8 +525,8 @@ static void run_batch(GPT *m, bool training) {
 // ----------------------------------------------------------------------------------------
 // The run
 
-// One step over the next global batch: forward, backward and update. The norm of all
-// gradients together says whether AdamW is to clip them.
+// Runs one step over the next global batch: forward, backward and update. The norm of all
+// gradients together decides if AdamW clips them.
 static void train_step(GPT *m) {
     StepReport report = trainer_begin_step(m);
     statistics_begin(m, &m->statistics);
@@ -573,8 +581,8 @@ static bool check_experts(Trainer *trainer, Error *err) {
     GPT *m = static_cast<GPT *>(trainer);
     MoeSpec *o = &m->experts;
 
-    // The capacity changes the loss, as it says which tokens an expert turns away. So the
-    // checkpoint's counts where the command line has none.
+    // The capacity changes the loss, as experts turn away more or fewer tokens. So the
+    // checkpoint's capacity counts if the command line has none.
     moe_take_capacity(o, m->opt.resume != NULL, stdout);
     size_t slots = moe_capacity(o->capacity, m->opt.seq, o->k, o->E);
     m->moe = {o->E, o->k, slots, (float)o->balance, (float)o->z};
@@ -595,8 +603,7 @@ int main(int argc, char **argv) {
     connect(m);
     trainer_start(m);
 
-    // Between two steps come validation, a checkpoint and a sample of text, if they are due:
-    // each of the functions that are asked knows when.
+    // Between two steps come validation, a checkpoint and a sample, each when it is due.
     for (;;) {
         while (validation_goes_on(m))
             run_batch(m, false);

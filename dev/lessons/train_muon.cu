@@ -2,11 +2,11 @@
 // parent: dev/lessons/train_data.cu
 //
 // Muon (Jordan et al. 2024) makes the update of each weight matrix orthogonal, which takes
-// the whole matrix. ZeRO-1 cuts a bucket into d parts, whatever tensors that cuts. So a
-// layer's matrices are dealt to the data ranks whole: a matrix's gradient is reduced to its
-// owner, who updates it and broadcasts it while the next forward runs. The vectors beside a
-// matrix go with it. They, the embeddings and ln_f stay with AdamW, and the last two with
-// ZeRO-1, as before.
+// the whole matrix. But ZeRO-1 cuts a bucket into d parts, even through a tensor. So a
+// layer's matrices are dealt to the data ranks whole. A reduce takes a matrix's gradient to
+// its owner. The owner updates the matrix, and broadcasts it while the next forward runs.
+// The vectors beside a matrix go with it, but AdamW updates them. The embeddings and ln_f
+// keep AdamW and ZeRO-1, as before.
 //
 // --distribute gathered keeps ZeRO-1's parts of layers, too. Then the updates of whole
 // layers are gathered, and each rank orthogonalises every matrix that its part touches.
@@ -15,10 +15,13 @@
 // L layers, NH heads, V vocabulary, Vp the same padded to 128. A shape stands behind every
 // pointer. Weights are [in, out]: w[QKVW] is one of a layer, dw[QKVW] its gradient
 // (llmc/model.h).
-//  The next trainer shares each layer among ranks, and needs letters for a rank's part of
-// it. A rank alone has everything: Nl = N rows of the residual stream (sp = 1 rank shares
-// them), A = C channels in NHl = NH heads, F = 4C hidden units, and Vl = Vp tokens of the
-// vocabulary, from V0 = 0 on.
+//
+// The trainer train_gpt_tp.cu shares each layer among ranks, and has letters for a rank's
+// part of it. Here a rank has whole layers:
+//   A = C channels, in NHl = NH heads.
+//   F = 4C hidden units.
+//   Vl = Vp tokens of the vocabulary, from V0 = 0 on.
+//   Nl = N/sp = N rows of the residual stream, as sp = 1.
 
 // Trainer: everything but the mathematics: options, memory, data, optimizer, checkpoints
 #include "llmc/trainer/ranks.cuh"
@@ -62,11 +65,11 @@ struct GPT : Trainer {
 
     ncclComm_t data;               // the d ranks, which all hold the whole model
     cudaStream_t data_stream;
-    cudaEvent_t bucket_done;       // what is reduced or gathered next has been written
+    cudaEvent_t bucket_done;       // the next bucket to reduce or gather is written
     cudaEvent_t reduced_all;       // all buckets are reduced
     cudaEvent_t *gathered_bucket;  // [buckets] its weights are up to date on every data rank
 
-    Acts acts;          // of the micro-batch at hand
+    Acts acts;          // of the current micro-batch
 
     // The loss has the largest buffer, so its gradient takes the place of the logits.
     floatX *logits;     // (N, Vl)      become their own gradient
@@ -191,8 +194,8 @@ static void layout(GPT *m) {
 // ----------------------------------------------------------------------------------------
 // Buckets: gradients are summed and weights are gathered over the data ranks
 
-// Sums a bucket of gradients over the data ranks, on a stream of its own beside the backward
-// pass. Each rank ends with its blocks, or with its part.
+// Sums a bucket of gradients over the data ranks, on a stream of its own, so that it
+// overlaps backward. Each rank gets the sum of its blocks, or of its part.
 static void reduce_bucket(GPT *m, size_t bucket) {
     size_t lo = m->table.buckets[bucket], hi = m->table.buckets[bucket + 1];
     size_t part = (hi - lo) / m->grid.d;
@@ -247,8 +250,8 @@ static void gather_weights(GPT *m, size_t bucket) {
         CUDA_CHECK(cudaStreamWaitEvent(m->stream, m->gathered_bucket[bucket], 0));
 }
 
-// Whether a bucket of gradients is complete once this micro-batch's backward is through, and
-// its sum may overlap what is left of backward.
+// Returns true if this micro-batch's backward completes buckets of gradients, and their sums
+// may overlap the rest of backward.
 static bool reduce_now(const GPT *m, int micro) {
     return m->opt.overlap && (size_t)micro + 1 == m->micros;
 }
@@ -263,8 +266,8 @@ static void use_bucket(GPT *m, size_t bucket) {
 // ----------------------------------------------------------------------------------------
 // Forward and backward
 
-// One layer, x (Nl, C) -> out (Nl, C). Attention lets each token look at those before it,
-// the MLP looks at each token alone, and both add what they found to the residual stream.
+// Runs one layer, x (Nl, C) -> out (Nl, C). Attention lets each token look at the tokens
+// before it. The MLP looks at each token alone. Both add to the residual stream.
 static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const floatX *x,
                           size_t B, size_t T) {
     size_t N = B * T, Nl = N / m->sp;
@@ -295,10 +298,10 @@ static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const flo
                      drop(m, DROPOUT_FCPROJ, l));
 }
 
-// One layer, from its end to its beginning: dresidual (Nl, C), the gradient of its output,
-// becomes that of its input x. The gradient of a matrix product is two products, one for
-// its input and one for its weight. Gradients of weights are sums over the micro-batches:
-// the first one writes them, the others add (add).
+// Runs one layer backward. dresidual (Nl, C), the gradient of its output, becomes the
+// gradient of its input x. The gradient of a matrix product is two products, one for its
+// input and one for its weight. Gradients of weights are sums over the micro-batches: the
+// first one writes them, the others add to them (add).
 static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool add) {
     size_t B = m->B, T = m->T;
     size_t N = B * T, Nl = N / m->sp;
@@ -310,8 +313,8 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
     Matmul *mm = &m->matmul;
     cudaStream_t s = m->stream;
 
-    // Backward first makes the buffers that forward did not keep: those of the
-    // whole layer from its input, or GELU's output from the hidden units.
+    // First recompute the buffers that forward did not keep: the whole layer from its
+    // input, or only GELU's output from the hidden units.
     if (m->opt.recompute == RECOMPUTE_LAYER)
         layer_forward(m, l, a, NULL, x, B, T);
     if (m->opt.recompute == RECOMPUTE_GELU)
@@ -347,8 +350,8 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, const floatX *x, bool
                        x, w[LN1W], a->ln1, Nl, C, add, s);
 }
 
-// Tokens (B, T) -> lnf (Nl, C). The residual stream begins with a token's row of wte and
-// its position's row of wpe.
+// Runs the layers, tokens (B, T) -> lnf (Nl, C). The residual stream begins with a
+// token's row of wte and its position's row of wpe.
 static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, int micro) {
     size_t N = B * T, Nl = N / m->sp;
     size_t C = m->config.C, L = m->config.L;
@@ -373,9 +376,9 @@ static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, i
     layernorm_forward(acts->lnf, acts->residual[L], w[LNFW], w[LNFB], Nl, C, s);
 }
 
-// lnf (Nl, C) -> the micro-batch's losses. To train, the logits become their own gradient,
-// softmax minus target, and dresidual (Nl, C) that of the last layer's output: gradients of
-// the step's mean loss.
+// Computes the micro-batch's losses from lnf (Nl, C). To train, the logits become their
+// own gradient, softmax minus target. The gradient of the last layer's output goes to
+// dresidual (Nl, C). Both are gradients of the step's mean loss.
 static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
                               bool training) {
     size_t N = m->B * m->T, Nl = N / m->sp;
@@ -398,7 +401,7 @@ static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
     classifier_gradient(losses, m->logits, m->row_max, sum, target, targets,
                         m->dloss, N, V, Vl, V0, training, s);
 
-    // Losses are summed in double and in a fixed order, as all that has to be reproducible.
+    // Losses are summed in double and in a fixed order, so that the sum is reproducible.
     loss_sum(&m->loss_sums[micro], losses, N, s);
     if (!training) return;
 
@@ -411,8 +414,9 @@ static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
         reduce_bucket(m, bucket_count(m) - 1);
 }
 
-// dresidual (Nl, C), which loss_and_gradient has left -> gradients of the layers and of the
-// embeddings. wte has two uses: the gradient of the lookup adds to the head's.
+// Computes the gradients of all layers and of the embeddings. Takes dresidual (Nl, C) as
+// loss_and_gradient has left it. The matrix wte has two uses: the lookup's gradient adds
+// to the head's.
 static void backward(GPT *m, Acts *acts, const int *inputs, int micro) {
     size_t B = m->B, T = m->T, Nl = B * T / m->sp;
     size_t C = m->config.C, L = m->config.L;
@@ -434,7 +438,7 @@ static void backward(GPT *m, Acts *acts, const int *inputs, int micro) {
 }
 
 // Runs all micro-batches of the global batch: with backward to train, without to validate.
-// A micro-batch is as much as memory has room for; the gradients of all are summed.
+// A micro-batch is as large as memory allows. The gradients of all are summed.
 static void run_batch(GPT *m, bool training) {
     for (size_t micro = 0; micro < m->micros; micro++) {
         size_t at = micro * m->B * m->T;
@@ -449,8 +453,8 @@ static void run_batch(GPT *m, bool training) {
 // ----------------------------------------------------------------------------------------
 // Muon: the update of matrices
 
-// Turns the gradients of this rank's matrices, or of its parts of them, into updates that
-// are not orthogonal yet.
+// Turns the gradients of this rank's matrices, or of its parts of matrices, into updates.
+// These are not orthogonal yet.
 static void add_momentum(GPT *m, const StepReport *report) {
     const State *state = &m->state;
     double clip = m->opt.clip, norm = report->grad_norm;
@@ -481,8 +485,8 @@ static void gather_updates(GPT *m) {
     }
 }
 
-// Makes the updates of a layer's matrices orthogonal and subtracts them: of matrices that
-// this rank owns, or has a part of.
+// Makes the updates of a layer's matrices orthogonal and subtracts them. Takes the
+// matrices that this rank owns, or of which it has a part.
 static void update_matrices(GPT *m, size_t l, double lr) {
     const State *state = &m->state;
     cudaStream_t s = m->stream;
@@ -509,7 +513,7 @@ static void update_matrices(GPT *m, size_t l, double lr) {
 // ----------------------------------------------------------------------------------------
 // The run
 
-// One step over the next global batch: forward, backward and update. The norm of all
+// Runs one step over the next global batch: forward, backward and update. The norm of all
 // gradients together says whether they are clipped.
 static void train_step(GPT *m) {
     StepReport report = trainer_begin_step(m);
@@ -564,7 +568,7 @@ static void connect(GPT *m) {
     trainer_warm_up(m);
 }
 
-// Refuses what only the parent does.
+// Refuses options that only the parent has.
 static bool check_muon(Trainer *m, Error *err) {
     return m->opt.zero || error_set(err, "--zero 0 keeps the optimizer whole on every rank: "
                                          "use train_data for that");
@@ -580,8 +584,7 @@ int main(int argc, char **argv) {
     connect(m);
     trainer_start(m);
 
-    // Between two steps come validation, a checkpoint and a sample of text, if they are due:
-    // each of the functions that are asked knows when.
+    // Between two steps come validation, a checkpoint and a sample, each when it is due.
     for (;;) {
         while (validation_goes_on(m))
             run_batch(m, false);

@@ -1,15 +1,15 @@
 // train_zero_bubble.cu: train_gpt_3d.cu with backwards in two halves.
 // parent: train_gpt_3d.cu
 //
-// Zero Bubble (Qi et al. 2024). The input half of a backward makes the gradient for which the
-// stage before waits, the weight half the gradients of the weights, for which no stage waits:
-// a schedule puts weight steps where a stage would be idle. The input half keeps what the
-// weight half reads.
+// Zero Bubble (Qi et al. 2024) splits a backward in two. The input half makes the gradient
+// for which the stage before waits. The weight half makes the gradients of the weights. No
+// stage waits for them, so a schedule puts weight steps where a stage would be idle. The
+// input half keeps all that the weight half reads.
 //
-// The d replicas share the global batch. A bucket of gradients (wte, wpe, each layer,
-// ln_f) is summed over them by a reduce-scatter. ZeRO-1: each data rank then owns 1/d of
-// every bucket, whatever tensors that cuts, updates it, and the weights are gathered again
-// while the next forward runs.
+// The d replicas share the global batch. A reduce-scatter sums each bucket of gradients
+// (wte, wpe, each layer, ln_f) over them. ZeRO-1: each data rank then owns 1/d of every
+// bucket, even where that cuts through a tensor, and updates it. The weights are gathered
+// again while the next forward runs.
 //
 // The layers are dealt to p stages in v chunks each: global chunk c*p + s is chunk c of
 // stage s. A stage runs the list of steps that llmc/pipeline.h gives it; activations go up
@@ -24,9 +24,11 @@
 // pointer. Weights are [in, out]: w[QKVW] is one of a layer, dw[QKVW] its gradient
 // (llmc/model.h).
 //
-// A rank of t has A = C/t channels in NHl = NH/t heads, F = 4C/t hidden units, and Vl = Vp/t
-// tokens of the vocabulary, from V0 on. Of the residual stream it has all Nl = N rows, or
-// Nl = N/t where sp = t ranks share them: under sequence parallelism.
+// Each of t tensor ranks has:
+//   A = C/t channels, in NHl = NH/t heads.
+//   F = 4C/t hidden units.
+//   Vl = Vp/t tokens of the vocabulary, from V0 on.
+//   Nl = N/sp rows of the residual stream. Under sequence parallelism sp = t, else 1.
 
 // Trainer: everything but the mathematics: options, memory, data, optimizer, checkpoints
 #include "llmc/trainer/stages.cuh"
@@ -69,9 +71,9 @@ struct Acts {
     Layernorm lnf;      // (Nl, C)
 };
 
-// One end of a link. A link carries activations up or gradients down between two stages,
-// on a stream of its own at both ends, so that a message that has to wait holds up no other
-// one and no compute. Two buffers let a message travel while compute is at the next.
+// One end of a link. A link carries activations up or gradients down between two stages. It
+// has a stream of its own at both ends, so a message that waits holds up neither compute
+// nor other messages. Two buffers let a message travel while compute is at the next.
 struct LinkEnd {
     ncclComm_t comm;        // of two ranks, 0 sends to 1; NULL: no link, or not connected yet
     cudaStream_t stream;
@@ -83,9 +85,9 @@ struct LinkEnd {
 
 struct GPT : Trainer {
     ncclComm_t tensor;            // the t ranks that share each layer
-    cudaStream_t tensor_stream;   // for those of their collectives that overlap compute
-    cudaEvent_t computed;         // what such a collective reads has been written
-    cudaEvent_t reduced_ready;    // dreduced has
+    cudaStream_t tensor_stream;   // for its collectives that overlap compute
+    cudaEvent_t computed;         // the input of such a collective is written
+    cudaEvent_t reduced_ready;    // dreduced is written
 
     ncclComm_t embedding;   // first and last stage, which both hold wte; else NULL
     LinkEnd receive[2];     // of activations and of gradients, by StepKind
@@ -94,7 +96,7 @@ struct GPT : Trainer {
 
     ncclComm_t data;               // the d ranks that hold the same part of the model
     cudaStream_t data_stream;
-    cudaEvent_t bucket_done;       // what is reduced or gathered next has been written
+    cudaEvent_t bucket_done;       // the next bucket to reduce or gather is written
     cudaEvent_t reduced_all;       // all buckets are reduced
     cudaEvent_t *gathered_bucket;  // [buckets] its weights are up to date on every data rank
 
@@ -112,8 +114,8 @@ struct GPT : Trainer {
     floatX *dnorm;      // (N, C)       gradient of a layernorm's output; (N, A) of atty
     floatX *reduced;    // (Nl, C)      proj, summed over the ranks: in its place if Nl = N
     floatX *dreduced;   // (Nl, C)      and dnorm
-    floatX *gathered;   // (N, C)       rows of all ranks: what f hands over
-    floatX *dgathered;  // (N, C)       and what g hands over in backward
+    floatX *gathered;   // (N, C)       rows of all ranks: f's output
+    floatX *dgathered;  // (N, C)       and g's output in backward
     float *dattention;  // (B, NHl, T)  scratch of attention's backward pass
     float *scratch;     // partial sums over rows, for gradients of biases and layernorms
 };
@@ -127,8 +129,8 @@ static void own_buckets(GPT *m, State *state) {
     }
 }
 
-// Takes this rank's part of every layer of its stage, and of the vocabulary. Of the reduced
-// gradients it owns 1/d, and with ZeRO that much of the optimizer, too.
+// Takes this rank's part of every layer of its stage, and of the vocabulary. It owns 1/d of
+// the reduced gradients, and with ZeRO 1/d of the optimizer.
 static void shard(GPT *m) {
     size_t t = m->grid.t;
     trainer_sizes(m, t);
@@ -281,8 +283,8 @@ static const floatX *tensor_gather(GPT *m, floatX *out, const floatX *x, size_t 
     return out;
 }
 
-// Operator f, before a pair: in forward every rank takes the same input (a gather under
-// sequence parallelism), so in backward the gradients of all ranks are summed.
+// Operator f stands before a pair. In forward every rank takes the same input, and under
+// sequence parallelism gathers it. So backward sums the gradients of all ranks.
 static const floatX *f_forward(GPT *m, const floatX *x, size_t N) {
     return tensor_gather(m, m->gathered, x, N, m->stream);
 }
@@ -304,8 +306,8 @@ static const floatX *f_backward_end(GPT *m) {
     return m->dreduced;
 }
 
-// Operator g, behind a pair, is f turned round: in forward the summands of all ranks are
-// summed, and in backward every rank takes the same gradient. Returns out.
+// Operator g stands behind a pair, and is f turned round. Forward sums the summands of
+// all ranks. In backward every rank takes the same gradient. Returns out.
 static const floatX *g_forward(GPT *m, floatX *out, const floatX *partial, size_t N) {
     if (m->grid.t > 1)
         tensor_sum(m, out, partial, N, m->stream);
@@ -318,8 +320,8 @@ static const floatX *g_backward(GPT *m, const floatX *dout) {
     return tensor_gather(m, m->dgathered, dout, m->B * m->T, m->stream);
 }
 
-// Sums the gradients of layernorms over the tensor ranks, as under sequence parallelism
-// each has them of its own rows only, as far as they lie in elements [lo, hi).
+// Sums the gradients of layernorms in elements [lo, hi) over the tensor ranks. Under
+// sequence parallelism each rank has the gradients from its own rows only.
 static void reduce_layernorms(GPT *m, size_t lo, size_t hi) {
     if (m->sp == 1) return;
     NCCL_CHECK(ncclGroupStart());
@@ -337,9 +339,9 @@ static void reduce_layernorms(GPT *m, size_t lo, size_t hi) {
 // Links between pipeline stages
 //
 // The host only enqueues: it waits for no message, so it need not know which comes first. A
-// buffer is filled and emptied in turn, and each side waits for the event of the other. Of t
-// tensor ranks each sends 1/t of a message to its counterpart, where all gather it (the
-// paper's scatter/gather optimisation); under sequence parallelism 1/t is all they need.
+// buffer is filled and emptied in turn, and each side waits for the event of the other. Each
+// of t tensor ranks sends 1/t of a message to its counterpart. There all ranks gather it
+// (the paper's scatter/gather optimisation). Under sequence parallelism 1/t is enough.
 
 // Receives x (Nl, C) of N tokens from the neighbour: activations or gradients.
 static void link_receive(GPT *m, StepKind kind, floatX *x, size_t N, int micro, int chunk) {
@@ -377,12 +379,12 @@ static void link_send(GPT *m, StepKind kind, const floatX *x, size_t N, int micr
     CUDA_CHECK(cudaEventRecord(end->emptied[b], end->stream));
 }
 
-// The chunk that starts from tokens.
+// Returns true for the chunk that starts from tokens.
 static bool is_first(const GPT *m, size_t chunk) {
     return m->table.shard.embedding && chunk == 0;
 }
 
-// The chunk that ends in the loss.
+// Returns true for the chunk that ends in the loss.
 static bool is_last(const GPT *m, size_t chunk) {
     return m->table.shard.head && chunk == m->plan.chunks - 1;
 }
@@ -390,8 +392,8 @@ static bool is_last(const GPT *m, size_t chunk) {
 // ----------------------------------------------------------------------------------------
 // Buckets: gradients are summed and weights are gathered over the data ranks
 
-// Sums a bucket of gradients over the data ranks, on a stream of its own beside the backward
-// pass. Each rank ends with its part, and without ZeRO all of them with all parts.
+// Sums a bucket of gradients over the data ranks, on a stream of its own, so that it
+// overlaps backward. Each rank gets its part of the sum, and without ZeRO all parts.
 static void reduce_bucket(GPT *m, size_t bucket) {
     size_t lo = m->table.buckets[bucket], hi = m->table.buckets[bucket + 1];
     size_t part = (hi - lo) / m->grid.d;
@@ -427,8 +429,8 @@ static void gather_weights(GPT *m) {
     }
 }
 
-// Whether a bucket of gradients is complete once this micro-batch's backward is through, and
-// its sum may overlap what is left of backward.
+// Returns true if this micro-batch's backward completes buckets of gradients, and their sums
+// may overlap the rest of backward.
 static bool reduce_now(const GPT *m, int micro) {
     return m->opt.overlap && (size_t)micro + 1 == m->micros;
 }
@@ -443,8 +445,8 @@ static void use_bucket(GPT *m, size_t bucket) {
 // ----------------------------------------------------------------------------------------
 // Forward and backward
 
-// One layer, x (Nl, C) -> out (Nl, C). Attention lets each token look at those before it,
-// the MLP looks at each token alone, and both add what they found to the residual stream.
+// Runs one layer, x (Nl, C) -> out (Nl, C). Attention lets each token look at the tokens
+// before it. The MLP looks at each token alone. Both add to the residual stream.
 static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const floatX *x,
                           size_t B, size_t T) {
     size_t N = B * T, Nl = N / m->sp;
@@ -479,9 +481,9 @@ static void layer_forward(GPT *m, size_t l, LayerActs *a, floatX *out, const flo
                      drop(m, DROPOUT_FCPROJ, l));
 }
 
-// The input half of one layer: dresidual (Nl, C), the gradient of its output, becomes that of
-// its input x. The first micro-batch writes gradients of layernorms and of FCB, which come
-// on the way, and the others add to them (add).
+// Runs the input half of one layer's backward. dresidual (Nl, C), the gradient of its output,
+// becomes the gradient of its input x. Gradients of layernorms and of FCB come on the way:
+// the first micro-batch writes them, the others add to them (add).
 static void layer_backward(GPT *m, size_t l, LayerActs *a, LayerGrads *g, const floatX *x,
                            bool add) {
     size_t B = m->B, T = m->T;
@@ -494,8 +496,8 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, LayerGrads *g, const 
     Matmul *mm = &m->matmul;
     cudaStream_t s = m->stream;
 
-    // Backward first makes the buffers that forward did not keep: those of the
-    // whole layer from its input, or GELU's output from the hidden units.
+    // First recompute the buffers that forward did not keep: the whole layer from its
+    // input, or only GELU's output from the hidden units.
     if (m->opt.recompute == RECOMPUTE_LAYER)
         layer_forward(m, l, a, NULL, x, B, T);
 
@@ -530,7 +532,8 @@ static void layer_backward(GPT *m, size_t l, LayerActs *a, LayerGrads *g, const 
                        x, w[LN1W], a->ln1, Nl, C, add, s);
 }
 
-// The weight half of one layer: the products that no other gradient waits for.
+// Runs the weight half of one layer's backward: the products for which no other gradient
+// waits.
 static void layer_backward_weight(GPT *m, size_t l, LayerActs *a, LayerGrads *g,
                                   const floatX *x, bool add) {
     size_t B = m->B, T = m->T;
@@ -566,7 +569,7 @@ static void layer_backward_weight(GPT *m, size_t l, LayerActs *a, LayerGrads *g,
     bias_backward(dw[QKVB], g->dqkv, scratch, N, 3 * A, add, s);
 }
 
-// One chunk: tokens (B, T), or residual[0] of the chunk before -> lnf (Nl, C), or
+// Runs one chunk: tokens (B, T), or residual[0] from the chunk before -> lnf (Nl, C), or
 // residual[L] for the next one. The residual stream begins with a token's row of wte and
 // its position's row of wpe. A rank looks up the tokens of its part of the vocabulary, and
 // rank 0 adds the positions.
@@ -602,10 +605,11 @@ static void forward(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, i
     layernorm_forward(acts->lnf, acts->residual[L], w[LNFW], w[LNFB], Nl, C, s);
 }
 
-// lnf (Nl, C) -> the micro-batch's losses. To train, the logits become their own gradient,
-// softmax minus target, and dresidual (Nl, C) that of the last layer's output: gradients of
-// the step's mean loss. Every rank has the logits of its part of the vocabulary, and only
-// three numbers a token travel: maximum, sum of exponentials, logit of the target.
+// Computes the micro-batch's losses from lnf (Nl, C). To train, the logits become their own
+// gradient, softmax minus target. The gradient of the last layer's output goes to dresidual
+// (Nl, C). Both are gradients of the step's mean loss. Every rank has the logits of its
+// part of the vocabulary. Only three numbers a token travel: maximum, sum of exponentials,
+// logit of the target.
 static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
                               bool training) {
     size_t N = m->B * m->T, Nl = N / m->sp;
@@ -633,7 +637,7 @@ static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
     classifier_gradient(losses, m->logits, m->row_max, sum, target, targets,
                         m->dloss, N, V, Vl, V0, training, s);
 
-    // Losses are summed in double and in a fixed order, as all that has to be reproducible.
+    // Losses are summed in double and in a fixed order, so that the sum is reproducible.
     loss_sum(&m->loss_sums[micro], losses, N, s);
     if (!training) return;
 
@@ -648,9 +652,10 @@ static void loss_and_gradient(GPT *m, Acts *acts, const int *targets, int micro,
         reduce_bucket(m, bucket_count(m) - 1);
 }
 
-// One chunk, input half: dresidual (Nl, C), which loss_and_gradient or the next chunk has
-// left -> that of the chunk's input, or gradients of the embeddings. wte has two uses: the
-// gradient of the lookup adds to the head's.
+// Runs the input half of one chunk's backward. Takes dresidual (Nl, C) as
+// loss_and_gradient or the next chunk has left it, and makes it the gradient of the
+// chunk's input. The first chunk then computes the gradients of the embeddings. The
+// matrix wte has two uses: the lookup's gradient adds to the head's.
 static void backward(GPT *m, Acts *acts, const int *inputs, int micro, int chunk) {
     size_t B = m->B, T = m->T, Nl = B * T / m->sp;
     size_t C = m->config.C, L = m->plan.count[chunk], first = m->plan.first[chunk];
@@ -670,7 +675,7 @@ static void backward(GPT *m, Acts *acts, const int *inputs, int micro, int chunk
                      add, s);
 }
 
-// One chunk, weight half.
+// Runs the weight half of one chunk's backward.
 static void backward_weight(GPT *m, Acts *acts, int micro, int chunk) {
     size_t L = m->plan.count[chunk], first = m->plan.first[chunk];
     bool add = micro > 0;
@@ -684,7 +689,7 @@ static void backward_weight(GPT *m, Acts *acts, int micro, int chunk) {
     }
 }
 
-// A forward or a backward with its messages: from the neighbour, and to the next one.
+// Run a forward or a backward with its messages: from one neighbour, and to the next one.
 static void forward_step(GPT *m, Acts *acts, const int *inputs, size_t B, size_t T, int micro,
                          int chunk) {
     if (!is_first(m, chunk))
@@ -730,8 +735,8 @@ static void run_batch(GPT *m, bool training) {
 // ----------------------------------------------------------------------------------------
 // The run
 
-// One step over the next global batch: forward, backward and update. The norm of all
-// gradients together says whether AdamW is to clip them.
+// Runs one step over the next global batch: forward, backward and update. The norm of all
+// gradients together decides if AdamW clips them.
 static void train_step(GPT *m) {
     StepReport report = trainer_begin_step(m);
 
@@ -775,7 +780,7 @@ static void sample_token(GPT *m) {
     sample_append(m, m->logits, m->tensor);
 }
 
-// Makes one end of a link, but for its communicator.
+// Makes one end of a link, without its communicator.
 static void link_end_create(GPT *m, LinkEnd *end, const char *track) {
     end->stream = stream_create(m, track, true);
     for (int b = 0; b < PIPELINE_BUFFERS; b++) {
@@ -834,8 +839,7 @@ int main(int argc, char **argv) {
     connect(m);
     trainer_start(m);
 
-    // Between two steps come validation, a checkpoint and a sample of text, if they are due:
-    // each of the functions that are asked knows when.
+    // Between two steps come validation, a checkpoint and a sample, each when it is due.
     for (;;) {
         while (validation_goes_on(m))
             run_batch(m, false);

@@ -1,5 +1,7 @@
-// check.h: how a test program counts. `static Check c; check(&c, a == b, "sum of %d ranks", n);`
-// for every group, `return check_summary(&c);` at the end of main.
+// check.h: how a test program counts its checks. A program has
+//   static Check c;                           the counts
+//   check(&c, a == b, "sum of %d ranks", n);  once for each group of cases
+//   return check_summary(&c);                 at the end of main
 #ifndef LLMC_CHECK_H
 #define LLMC_CHECK_H
 

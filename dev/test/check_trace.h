@@ -1,6 +1,6 @@
-// check_trace.h: whether a --trace file tells what a training run must have done: on every rank
-// and in every step each forward and backward once, in an order that can be, and every message at
-// both its ends.
+// check_trace.h: checks a --trace file against its training run. On every rank and in every step
+// each forward and backward is there once, in a possible order. Every message is there at both
+// its ends.
 #ifndef LLMC_CHECK_TRACE_H
 #define LLMC_CHECK_TRACE_H
 
@@ -13,7 +13,7 @@ typedef struct {
 
 enum { RAN_FORWARD, RAN_BACKWARD, RAN_LOSS, RAN_OPTIMIZER, RAN_RECV, RAN_SEND, RAN_KINDS };
 
-// Place of an event's kind among those that are looked at, RAN_KINDS for the others.
+// Returns the place of an event's kind among the checked kinds, RAN_KINDS for the others.
 static inline int trace_kind(const TraceEvent *e) {
     static const char *const NAMES[RAN_KINDS] = {"forward",   "backward", "loss",
                                                  "optimizer", "recv",     "send"};
@@ -27,9 +27,9 @@ static inline int trace_by_start(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-// One event of a rank that computes, after `*clock`, where the one before it ended. done[micro *
-// v + chunk]: 1 after the forward, 2 after the backward. ran: how often each kind did before, in
-// this step.
+// Checks one event of compute on a rank. The one before ended at *clock, and *clock becomes this
+// one's end. done[micro * v + chunk] is 1 after the forward, 2 after the backward. ran: the
+// events of each kind before this one, in this step.
 static inline bool trace_check_event(const TracedRun *run, const TraceEvent *e, int kind,
                                      double *clock, unsigned char *done,
                                      const size_t ran[RAN_KINDS], Error *err) {
@@ -47,8 +47,8 @@ static inline bool trace_check_event(const TracedRun *run, const TraceEvent *e, 
     return true;
 }
 
-// One rank and step. events: of all ranks and steps, by their starts. done[m * v] is this
-// function's own.
+// Checks one rank and step. list: the events of all ranks and steps, by their starts.
+// done[m * v] is scratch.
 static inline bool trace_check_step(const TracedRun *run, const TraceList *list, int rank,
                                     long step, double *clock, unsigned char *done,
                                     size_t messages[2], Error *err) {
@@ -72,8 +72,8 @@ static inline bool trace_check_step(const TracedRun *run, const TraceList *list,
     return !why.text[0] || error_set(err, "rank %d, step %ld: %.900s", rank, step, why.text);
 }
 
-// Checks the whole trace; else err has a sentence. Work between the steps belongs to step 0 and
-// is not checked.
+// Checks the whole trace. Returns false with an error if it is wrong. Work between the steps
+// belongs to step 0 and is not checked.
 static inline bool trace_check(const char *path, const TracedRun *run, Error *err) {
     TraceList list = {NULL, 0};
     unsigned char *done = (unsigned char *)malloc((size_t)run->m * (size_t)run->v);

@@ -94,7 +94,7 @@ static inline void update_adamw(Reference *ref, const Training *h, size_t step,
 
 static ReferenceUpdate *reference_update = update_adamw;
 
-// The same model and weights, without gradients.
+// Returns the same model and weights, without gradients.
 static inline Reference reference_copy(const Reference *from) {
     Reference ref = reference_create(&from->config);
     memcpy(ref.params, from->params, ref.table.total * sizeof(double));
@@ -113,7 +113,7 @@ static inline int *document_begins(const int *tokens, size_t N, size_t T, int eo
     return first;
 }
 
-// Mean loss of sequences first .. first + count of the shard.
+// Returns the mean loss of sequences first .. first + count of the shard.
 static inline double reference_mean_loss(Reference *ref, const int *tokens, size_t T, size_t first,
                                          size_t count, double scale) {
     int *inputs = allocate(count * T * sizeof(int)), *targets = allocate(count * T * sizeof(int));
@@ -158,7 +158,7 @@ static inline void expected_free(Expected *e) {
     free(e->weights);
 }
 
-// The flags of such a run on a model folder, written to text.
+// Writes the flags of such a run on a model folder to text.
 static inline void training_flags(char text[ARG_BYTES], const Training *h, const char *model,
                                   const char *shard) {
     snprintf(text, ARG_BYTES,
@@ -172,22 +172,22 @@ static inline void training_flags(char text[ARG_BYTES], const Training *h, const
 
 static inline double relative(double got, double want) { return fabs(got - want) / fabs(want); }
 
-// Bounds of relative errors (L2): the worst gradient tensor, all gradients together, a loss, a
-// norm, the worst weight tensor after updates, and all weights together.
+// Bounds of relative errors (L2), in this order: the worst gradient tensor, all gradients
+// together, a loss, a norm, the worst weight tensor after updates, all weights together.
 //
-// fp32: a bug shows as 1e-4 and more; 5e-7 is measured in the whole, 1.1e-6 in the worst tensor
-// of the deepest model.
+// fp32: a bug shows as 1e-4 and more. Measured are 5e-7 for all gradients together, and 1.1e-6
+// for the worst tensor of the deepest model.
 //
 // bf16: the reference sees the same rounded weights, so only activations and their gradients
-// differ by rounding. One rounding is wrong by at most u = 2^-9, in the root mean square by 0.41
-// u, and independent errors add like a random walk: n of them to 0.41 u sqrt(n). Along the
+// differ by rounding. One rounding is wrong by at most u = 2^-9, and by 0.41 u in the root mean
+// square. Independent errors add like a random walk: n of them to 0.41 u sqrt(n). Along the
 // residual stream forward and backward round twice a layer each, and the branches enter by their
 // share. With one layer's own roundings and the head's, n = 8 L + 60 describes all models of
 // these tests (L = 1 to 25). All gradients together may be 1.5 times as far off: 1.9% with 25
 // layers. One lost micro-batch of 24 is 4%. The worst tensor sums the fewest numbers: 2.4 times.
 // Errors at right angles to the gradient do not change its norm, and a loss averages over tokens.
-// A bias that started as 0 is nothing but updates, which follow the sign of its gradient: hence
-// the bound of the worst weight tensor.
+// A bias that started as 0 is nothing but updates, which follow the sign of its gradient. That
+// sets the bound of the worst weight tensor.
 //
 // Dropout rounds the branches once more at its mask, forward and backward, and leaves fewer
 // numbers whose errors average: n = 16 L + 60 for all gradients together. On 8 models of 4
@@ -275,8 +275,8 @@ static inline Errors compare_differences(Reference *ref, ReferenceLoss *loss, co
     return e;
 }
 
-// One line of the matrix "layout x tensor": the worst error of each kind of tensor in percent of
-// the bound.
+// Prints one line of the matrix "layout x tensor": the worst error of each kind of tensor in
+// percent of the bound.
 static inline void print_errors(const char *name, const Errors *e, double bound) {
     printf("     %-40.40s", name);
     for (int k = 0; k < NUM_KINDS; k++) printf(" %5.1f", 100.0 * e->kinds[k] / bound);
@@ -301,7 +301,7 @@ typedef struct {
     double loss, norm;  // worst relative error
 } Measured;
 
-// got [table->total]: gets the gradients.
+// Measures a finished run, and writes its gradients to got [table->total].
 static inline Measured measure_run(const ParamTable *table, const Expected *want, size_t steps,
                                    double *got) {
     Measured m;
@@ -343,8 +343,8 @@ static inline void check_run(Context *x, const char *name, const ParamTable *tab
 }
 
 // Reads weights (suffix "") or moments (".m", ".v") and returns their errors against the expected
-// ones. The keys' bias is left out: the softmax does not see it. Its gradient is 0 but for
-// rounding, which AdamW would blow up to steps.
+// ones. Leaves out the keys' bias, as the softmax does not see it. Its gradient is rounding
+// alone, which AdamW would blow up to steps.
 static inline Errors state_errors(const ParamTable *table, const char *path, const char *suffix,
                                   const double *want) {
     size_t C = table->config.C;
@@ -388,7 +388,8 @@ static inline bool one_sentence(const char *text, const char *says, bool alone, 
 
 static inline bool on_gpu(const Context *x) { return strstr(x->build, "/cuda-") != NULL; }
 
-// The ranks that this machine can start: real NCCL wants a GPU for each.
+// Returns the number of ranks that this machine can start. Real NCCL wants a GPU for
+// each.
 static inline int find_max_ranks(const Context *x) {
     static const Layout EIGHT = {"train_gpt_3d", 8, "--data 8 --dry-run"};
     if (!on_gpu(x)) return 8;
@@ -402,8 +403,8 @@ static inline int find_max_ranks(const Context *x) {
     return ranks;
 }
 
-// The same, found out when a test of several ranks first asks: eight processes on a GPU take
-// their time to start.
+// Returns the same number, found when a test of several ranks first asks. Eight processes on
+// a GPU take long to start.
 static inline int max_ranks(const Context *x) {
     static int found;
     if (!found) found = find_max_ranks(x);
@@ -429,9 +430,8 @@ static inline void check_refusal(Context *x, const Layout *layout, const char *n
 
 // ---- replicas --------------------------------------------------------------------------
 
-// A copy of the model on one node is out of date: the last rank, which a script starts in the
-// folder "stale", finds another "model" there. Nothing fails, and only --debug-replicas reports
-// it.
+// One node has a stale copy of the model. A script starts the last rank in the folder "stale",
+// which has another "model". Nothing fails, and only --debug-replicas reports it.
 static inline void check_stale(Context *x, const char *name, Layout layout, const char *flags,
                                const char *says) {
     static const char SCRIPT[] =

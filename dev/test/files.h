@@ -24,7 +24,7 @@ static inline void *allocate(size_t bytes) {
     return p;
 }
 
-// The whole file with a 0 behind it, or NULL.
+// Returns the whole file with a 0 behind it, or NULL.
 static inline char *read_file(const char *path, size_t *bytes) {
     size_t ignored;
     Error err;
@@ -40,7 +40,7 @@ static inline void write_text(const char *path, const char *text) {
     write_file(path, text, strlen(text));
 }
 
-// A path in a folder; the text lives until 256 more have been asked for.
+// Returns a path in a folder. The text is valid until 256 more calls.
 static inline const char *in(const char *folder, const char *name) {
     static char *paths[256];
     static int next;
@@ -51,14 +51,14 @@ static inline const char *in(const char *folder, const char *name) {
     return *path;
 }
 
-// One sentence: some text, on one line, and this part of it.
+// Returns true if the error is one sentence: some text, on one line, with this part.
 static inline bool says(const Error *err, const char *part) {
     bool ok = err->text[0] && !strchr(err->text, '\n') && strstr(err->text, part);
     if (!ok) printf("     got: %s\n", err->text);
     return ok;
 }
 
-// A copy of the text in which the first `from` is `to`.
+// Returns a copy of the text with the first `from` replaced by `to`.
 static inline char *replaced(const char *text, const char *from, const char *to) {
     const char *at = strstr(text, from);
     char *out = (char *)allocate(strlen(text) + strlen(to));

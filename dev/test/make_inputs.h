@@ -8,8 +8,8 @@
 #include "llmc/reference.h"
 #include "llmc/host/safetensors.h"
 
-// A tokenizer.json whose tokens are the blank, the signs and the letters of ASCII, numbered by
-// their codes.
+// Writes a tokenizer.json whose tokens are the blank, the signs and the letters of ASCII,
+// numbered by their codes.
 static inline void write_letters(const char *path) {
     char text[2048];
     size_t n =
@@ -23,7 +23,8 @@ static inline void write_letters(const char *path) {
     write_text(path, text);
 }
 
-// A shard: 256 int32 (magic, version, count), then tokens: uint16 in version 1, else uint32.
+// Writes a shard: 256 int32 (magic, version, count), then tokens, uint16 in version 1, else
+// uint32.
 static inline void write_shard(const char *path, int magic, int version, int stated,
                                const int *tokens, size_t count) {
     size_t width = version == 1 ? 2 : 4, bytes = 1024 + width * count;
@@ -37,7 +38,7 @@ static inline void write_shard(const char *path, int magic, int version, int sta
     free(data);
 }
 
-// The tokens of a shard.
+// Returns the tokens of a shard.
 static inline int *read_shard(const char *path, size_t *count) {
     size_t bytes = 0;
     char *data = read_file(path, &bytes);
@@ -53,8 +54,8 @@ static inline int *read_shard(const char *path, size_t *count) {
     return tokens;
 }
 
-// A fault of a model folder. kind "config" or "header" (of model.safetensors): the first `from`
-// of that text becomes `to`. "cut": the file ends after `number` bytes.
+// A fault of a model folder. Kinds "config" and "header" (of model.safetensors) replace the
+// first `from` of that text by `to`. Kind "cut" ends the file after `number` bytes.
 typedef struct {
     const char *kind, *from, *to;
     uint64_t number;
@@ -68,7 +69,7 @@ static inline char *damaged(char *text, Damage damage) {
     return out;
 }
 
-// The upper half of a float, or its F16: of a number that either can hold.
+// Returns the upper half of a float, or its F16. Both must hold the number exactly.
 static inline uint16_t half_of(float value, bool f16) {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
@@ -116,7 +117,8 @@ static inline void write_tensors(const char *folder, const char *name, const Par
     free(file);
 }
 
-// A Hugging Face folder: that config.json, which is freed, and model.safetensors (F32).
+// Writes a Hugging Face folder: config.json from `config`, which it frees, and
+// model.safetensors (F32).
 static inline void write_folder(const char *folder, char *config, const ParamTable *table,
                                 const double *params, Damage damage) {
     if (strcmp(damage.kind, "config") == 0) config = damaged(config, damage);
@@ -126,7 +128,7 @@ static inline void write_folder(const char *folder, char *config, const ParamTab
     free(config);
 }
 
-// A folder of GPT-2.
+// Writes a folder of GPT-2.
 static inline void write_model(const char *folder, const ParamTable *table, const double *params,
                                Damage damage) {
     const GPTConfig *g = &table->config;
@@ -143,8 +145,8 @@ static inline void write_model(const char *folder, const ParamTable *table, cons
 }
 
 // Reads every tensor of the table, by its name and a suffix, from a safetensors file into its
-// place in flat; the padding stays as it is. False, with the reason printed, if one cannot be
-// read.
+// place in flat. Leaves the padding as it is. Prints the reason and returns false if a tensor
+// cannot be read.
 static inline bool read_tensors(const char *path, const char *suffix, const ParamTable *table,
                                 double *flat) {
     SafeTensors file;
@@ -171,7 +173,7 @@ static inline bool read_tensors(const char *path, const char *suffix, const Para
     return ok;
 }
 
-// A number in [-1, 1) from a small generator of the test's own.
+// Returns a number in [-1, 1) from a small generator of the tests' own.
 static inline double noise(uint64_t *state) {
     *state = *state * 6364136223846793005u + 1442695040888963407u;
     return (double)(*state >> 11) / 4503599627370496.0 - 1.0;

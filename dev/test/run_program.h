@@ -1,5 +1,6 @@
-// run_program.h: helpers of the tests of whole trainers: files, programs run by their command
-// line (alone or under mpirun, with a time limit), and their JSON Lines logs.
+// run_program.h: helpers for tests of whole trainers. They handle files, run programs by
+// their command line (alone or under mpirun, with a time limit), and read their JSON Lines
+// logs.
 #ifndef LLMC_RUN_PROGRAM_H
 #define LLMC_RUN_PROGRAM_H
 
@@ -26,7 +27,8 @@
 
 #include "dev/test/files.h"
 
-// True for the lessons that have data parallelism and neither tensor nor pipeline.
+// Returns true for the lessons that have data parallelism and neither tensor nor
+// pipeline.
 static inline bool is_data_lesson(const char *name) {
     return strcmp(name, "data") == 0 || strcmp(name, "context") == 0 || strcmp(name, "fsdp") == 0;
 }
@@ -196,8 +198,7 @@ __attribute__((format(printf, 4, 5))) static inline Outcome run(const char *buil
     return finish(start(build, layout, setting, flags));
 }
 
-// Prints why a run that should have succeeded did not, frees the outcome, and tells whether it
-// did.
+// Returns true if a run succeeded, else prints the reason. Frees the outcome.
 static inline bool succeeded(Outcome *o) {
     bool ok = o->code == 0;
     if (!ok) printf("     exit code %d: %.600s\n", o->code, o->err);

@@ -1,6 +1,7 @@
-// test_5d.c: every gradient tensor of train_5d against the fp64 reference, at each of the five
-// dimensions alone and at several together; bits that the order of streams may not change;
-// checkpoints that another layout resumes; refusals. ALL=1: every pair, and all five.
+// test_5d.c: tests train_5d.
+//   Every gradient tensor agrees with the fp64 reference, with each of the five dimensions alone
+//   and with several together. ALL=1: with every pair, and with all five.
+//   The order of streams changes no bit. Another layout resumes a checkpoint. Bad input is refused.
 //
 //   test_5d BUILD_DIR [GROUP]      for example: test_5d build/cpu-fp32 layouts
 #define _GNU_SOURCE
@@ -12,7 +13,7 @@
 enum { L = 4, C = 32, NH = 8, KV = 4, F = 24, V = 200, T = 16, G = 8, STEPS = 2, E = 4, K = 2 };
 enum { EOT = V - 1 };  // documents begin with it
 
-// A kind of blocks. E 0: with an MLP; else experts, and what the command line says of them.
+// A kind of blocks: with an MLP if E is 0, else with experts, and with their options.
 typedef struct {
     const char *name;
     LlamaType type;
@@ -60,7 +61,7 @@ static double tested_loss(Reference *ref, const int *tokens, const int *targets,
     return loss;
 }
 
-// With the two losses of experts, whose gradients are among those of the loss.
+// Returns the loss and the two losses of experts, as the gradients are of their sum.
 static double tested_losses(Reference *ref, const int *tokens, const int *targets, size_t B,
                             size_t seq, double scale) {
     double extra;
@@ -108,8 +109,8 @@ static Reference model_of(const Kind *kind, MoeLlama *m, GPTConfig config, size_
 
 // ---- group reference -------------------------------------------------------------------
 
-// The independent case: transformers' classes in float64, but for norms, softmax and angles, which
-// they have in float32. Weights, tokens and directions come from one generator.
+// Tests the independent case: transformers' classes in float64, with norms, softmax and angles in
+// float32. Weights, tokens and directions come from one generator.
 static void test_golden(TestContext *x, const cJSON *item) {
     const cJSON *g = cJSON_GetObjectItem(item, "model");
     const cJSON *gradients = cJSON_GetObjectItem(item, "gradients");
@@ -262,8 +263,9 @@ static void group_config(TestContext *x) {
 
 // ---- group layouts ---------------------------------------------------------------------
 
-// In bf16 a token whose k-th and next logits are almost equal may go to another expert than the
-// reference's: another function, with another gradient. With k = E there is no such choice.
+// In bf16 a token whose k-th and next logits are almost equal may go to another expert than in
+// the reference. Then its function and its gradient are other ones. With k = E there is no such
+// choice.
 //
 // t * d * p ranks; of the data ranks c share each sequence and e share out the experts.
 typedef struct {
@@ -348,8 +350,8 @@ static void training_of(char flags[ARG_BYTES], const Training *h, const Row *row
     if (kind->documents) strcat(flags, " --documents 1");
 }
 
-// A large eps: an expert that few tokens meet has gradients of the size of their rounding, which
-// AdamW would blow up to steps.
+// A large eps: if few tokens meet an expert, its gradients are as small as their rounding, and
+// AdamW would blow them up to steps.
 static const Training TRAINING = {T, G, STEPS, 1e-4, 0.1, 1.0, 0.9, 0.95, 1e-6, 0};
 
 // Writes the folder "model" and returns its reference.
@@ -363,8 +365,9 @@ static Reference write_model_of(const Kind *kind, MoeLlama *m) {
     return ref;
 }
 
-// Returns how far the routers' two losses of the log's first step are from the reference's, or
-// INFINITY if a layer has no line, lacks choices, or dropped tokens without a bound for places.
+// Returns the error of the routers' two losses in the log's first step against the reference's.
+// Returns INFINITY if a layer has no line, lacks choices, or dropped tokens without a bound for
+// places.
 static double statistics_error(const Kind *kind, Reference *ref, const int *tokens) {
     double got = 0;
     size_t layers = 0;
@@ -405,7 +408,7 @@ static void test_row(TestContext *x, const Row *row, const int *tokens) {
     snprintf(name, sizeof name, "%s: t %d, d %d, p %d, c %d, e %d, %s", kind->name, row->t,
              row->d, row->p, row->c, row->e, row->flags);
 
-    // The copies are equal in whatever order each communicator adds.
+    // The copies are equal in any order of additions of each communicator.
     setenv("NCCL_ORDER", row->d > 2 ? "any:1" : "", 1);
     remove_tree("out");
     bool ok = runs(x, &layout, "",
@@ -436,8 +439,9 @@ static void test_row(TestContext *x, const Row *row, const int *tokens) {
     reference_free(&ref);
 }
 
-// Of eight sequences one is one document; in the others documents begin where the tokens of 2 or 4
-// ranks do, beside that, at the last token, at each token, or somewhere.
+// Writes tokens of sequences of eight kinds. The first is one document. In the others documents
+// begin at the first tokens of 2 or 4 ranks, beside these, at the last token, at each token, or
+// at random.
 static int *write_tokens(uint64_t seed) {
     size_t count = T * G * STEPS + 1;
     int *tokens = random_tokens(count, EOT, seed), *lengths = random_tokens(count, 5, seed + 1);
@@ -468,7 +472,7 @@ static void group_layouts(TestContext *x) {
 
 static const Row ALL_FIVE = {MOE_DOCUMENTS, 2, 2, 2, 2, 2, 1, "--sequence-parallel 1", 0};
 
-// All five dimensions: the same bits, whatever order independent streams run in.
+// Tests that the order of independent streams changes no bit, with all five dimensions.
 static void group_bits(TestContext *x) {
     static const struct {
         const char *flags, *env;
@@ -500,7 +504,8 @@ static void group_bits(TestContext *x) {
 
 // ---- group checkpoints -----------------------------------------------------------------
 
-// A checkpoint of all five dimensions goes on in others, and comes out as one rank's would.
+// Resumes a checkpoint of all five dimensions in other layouts. The results are one
+// rank's.
 static void group_checkpoints(TestContext *x) {
     static const Row places[] = {{MOE_DOCUMENTS, 1, 4, 1, 4, 2, 1, "", 0},
                                  {MOE_DOCUMENTS, 1, 1, 1, 1, 1, 2, "", 0}};

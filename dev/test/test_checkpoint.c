@@ -1,6 +1,6 @@
-// test_checkpoint.c: safetensors files and checkpoint folders: every layout writes the same files
-// and reads any other's bit for bit, and nothing that is wrong with a file, a disk or a moment
-// does more than end in one sentence.
+// test_checkpoint.c: tests safetensors files and checkpoint folders. Every layout writes the same
+// files and reads any other's bit for bit. Any fault of a file, a disk or a moment ends in one
+// error message and does no other harm.
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -58,7 +58,7 @@ static uint64_t mix(uint64_t x) {
     return x ^ x >> 32;
 }
 
-// Two safetensors files of the same bytes behind their headers?
+// Returns true if two safetensors files have the same bytes behind their headers.
 static bool same_tensors(const char *a, const char *b) {
     size_t na, nb;
     uint64_t x, y;
@@ -185,8 +185,9 @@ static void test_headers(void) {
     check(&checks, ok, "missing file, folder, pipe");
 }
 
-// Damage: a file is refused with a sentence that names it, or it opens and each of its tensors
-// can be read. Counts which of the two it was. The address sanitizer sees what reads too far.
+// Returns true if a damaged file is refused by an error that names it, or opens and each of
+// its tensors can be read. Counts the two cases. The address sanitizer sees a read that goes
+// too far.
 static bool refused_or_readable(const char *path, size_t count[2]) {
     Error err = {""};
     SafeTensors st;
@@ -344,7 +345,7 @@ typedef struct {
     bool fork;  // a process per rank, all at once
 } Layout;
 
-// What a rank has of a model: elements [lo, hi) of its table, in a checkpoint or a file at
+// A rank's part of a model: elements [lo, hi) of its table, in a checkpoint or a file at
 // `path`.
 typedef struct {
     const ParamTable *table;
@@ -355,7 +356,7 @@ typedef struct {
 
 typedef bool (*RankJob)(const Part *p, Error *err);
 
-// The table of tensor rank `tr` of stage `stage`.
+// Returns the table of tensor rank `tr` of stage `stage`.
 static ParamTable rank_table(const GPTConfig *config, const Layout *l, size_t tr, size_t stage) {
     size_t chunks = l->p * l->v, *layers = allocate(config->L * sizeof(size_t)), n = 0;
     for (size_t c = 0; c < l->v; c++) {
@@ -685,7 +686,7 @@ static void test_foreign(void) {
     check(&checks, ok, "missing weights, missing master weights, another model");
 }
 
-// A copy of the weights in two files with an index, which says of each tensor where it is.
+// Writes a copy of the weights in two files, with an index that has each tensor's file.
 static void write_split(const char *whole, const char *dir, const char *from, const char *to) {
     SafeTensors st;
     Error err;
@@ -720,8 +721,8 @@ static void write_split(const char *whole, const char *dir, const char *from, co
     free(changed);
 }
 
-// Weights in several files, as Hugging Face saves large models: the same values; an index that
-// lies is refused by name.
+// Tests weights in several files, as Hugging Face saves large models. The values are the same.
+// An index with a wrong file is refused by name.
 static void test_split(void) {
     Error err = {""};
     const char *dir = in_root("split"), *whole = in_root("whole/step-00000100");
@@ -1108,7 +1109,8 @@ static size_t count_entries(const char *dir) {
     return n;
 }
 
-// verify: only with right checksums.
+// Returns true if `name` is the newest checkpoint. verify: only those with right
+// checksums count.
 static bool newest_is(const char *out, bool verify, const char *name) {
     char path[PATH_MAX];
     Error err;
@@ -1219,7 +1221,7 @@ static void test_order(void) {
           "and a larger count is later %s", err.text);
 }
 
-// The file of somebody, as it was written?
+// Returns true if the file is still as its owner wrote it.
 static bool is_mine(const char *path) {
     size_t bytes = 0;
     char *text = read_file(path, &bytes);
@@ -1351,7 +1353,7 @@ static void test_path_lengths(void) {
           refused, ok ? "" : ": ", ok ? "" : err.text);
 }
 
-// Of the checkpoints under --out, those that are damaged do not count.
+// Tests that damaged checkpoints under --out do not count.
 static void test_unsound(void) {
     Error err;
     char path[PATH_MAX];
@@ -1373,8 +1375,8 @@ static void test_unsound(void) {
           "and where none is sound it refuses, and names what is wrong with the newest");
 }
 
-// Several ranks read a share each: their sums together equal one rank's that reads all, and none
-// reads all.
+// Tests that several ranks read a share each. Their sums together equal the sums of one rank
+// that reads all, and no share alone does.
 static void test_shares(void) {
     Error err = {""};
     const char *dir = in_root("shares/step-00000001");
@@ -1597,8 +1599,8 @@ static void test_full_disk(void) {
           "full disk while saving: one sentence, previous checkpoint intact (%d)", status >> 8);
 }
 
-// A folder whose name is taken by one that cannot be renamed: ours goes, anything else stays, and
-// so does the new one.
+// Tests a save whose name is taken by a folder that cannot be renamed. A checkpoint of ours is
+// removed. Anything else stays, and so does the new folder.
 static void test_fixed(void) {
     Error err = {""};
     TrainerState state;

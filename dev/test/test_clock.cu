@@ -59,8 +59,8 @@ static cudaEvent_t event() {
     return e;
 }
 
-// Each enqueues one launch after the other, at 1000, 2000, ... ns; a kernel of n ns takes n +
-// 100.
+// Checks streams. The host enqueues one launch after the other, at 1000, 2000, ... ns. A
+// kernel of n ns takes n + 100.
 static void test_streams() {
     begin();
     kernel(0, 900), kernel(0, 1900);
@@ -181,7 +181,8 @@ static void test_costs() {
     CUDA_CHECK(cudaFree(x)), CUDA_CHECK(cudaFree(y));
 }
 
-// A graph of kernels and events on three streams, the same whatever runs first.
+// Runs a graph of kernels and events on three streams. Its times do not depend on the
+// order of execution.
 static uint64_t graph() {
     cudaEvent_t e[3] = {event(), event(), event()};
     begin();
@@ -237,7 +238,7 @@ static void test_order_and_simulation() {
 // ----------------------------------------------------------------------------------------
 // Communication, under mpirun
 
-// True if it holds on all ranks; rank 0 reports.
+// Checks a condition on all ranks; rank 0 reports.
 static void check_all(bool ok, const char *what) {
     int mine = ok, all;
     MPI_Allreduce(&mine, &all, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);

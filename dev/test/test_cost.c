@@ -1,5 +1,5 @@
-// test_cost.c: llmc/sim: cluster files that are refused, and costs against cases that were worked
-// out by hand; and the light simulation of a step in dev/scale/step.h.
+// test_cost.c: tests llmc/sim and dev/scale/step.h. Bad cluster files are refused. Costs agree
+// with cases that were worked out by hand. Tests the light simulation of a step, too.
 #include <glob.h>
 #include <unistd.h>
 
@@ -11,8 +11,8 @@ static bool near(double a, double b) { return fabs(a - b) <= 1e-9 * fabs(b); }
 // ----------------------------------------------------------------------------------------
 // Cluster files
 
-// A text of all constants with round values; `key`, if it is one of them, has `constant` instead
-// of its object, and is left out where that is NULL. `tail` follows the last constant of the
+// Returns a text of all constants with round values. If `key` is one of them, it has `constant`
+// instead of its object, or is left out if that is NULL. `tail` follows the last constant of the
 // hardware.
 static char *cluster_text(const char *key, const char *constant, const char *tail) {
     char *text = (char *)host_alloc(1 << 16, 1);
@@ -586,7 +586,8 @@ static void test_layers(Check *c) {
           "weight gradients hide the all-reduces of backward");
 }
 
-// Layers of equal cost, and next to nothing at the ends: 4 stages of 2 layers, 8 micro-batches.
+// Returns a layout with layers of equal cost, and almost no cost at the ends: 4 stages of
+// 2 layers, 8 micro-batches.
 static StepLayout equal_stages(size_t v) {
     StepLayout r = {.ranks = 4, .layers = 8, .C = 4096, .NH = 32, .T = 256, .vocabulary = 128,
                     .global_batch = 8, .micro_batch = 1, .t = 1, .p = 4, .d = 1, .v = v,

@@ -587,7 +587,7 @@ __global__ void different_operations() {
 __global__ void misaligned(float *x) { load128(x + threadIdx.x + 1); }
 __global__ void writes_at(float *x, size_t i) { x[i] = 1; }
 
-// Behind a barrier, that is, on a stack that was left and gone on with.
+// Reads behind a barrier, so on a stack that was left and resumed.
 __global__ void reads_local(float *x, int i) {
     float local[4] = {1.0f, 2.0f, 3.0f, 4.0f}, *elements = local;
     __syncthreads();
@@ -638,8 +638,8 @@ static int run_case(const char *name) {
     return 0;
 }
 
-// Runs this program again for one case. True if it ends as expected and its output has all the
-// words.
+// Runs this program again for one case. Returns true if it ends as expected and its output has
+// all the words.
 static bool ends(const char *name, const char *order, bool fails, std::vector<const char *> words) {
     int out[2], status = 0;
     if (pipe(out) != 0) return false;

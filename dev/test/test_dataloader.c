@@ -5,7 +5,7 @@
 #include "dev/test/make_inputs.h"
 #include "llmc/host/dataloader.h"
 
-// A shard of `count` tokens first, first + 1, ... (modulo 60000).
+// Writes a shard of `count` tokens first, first + 1, ... (modulo 60000).
 static void counting_shard(const char *path, int first, size_t count) {
     int *tokens = (int *)allocate(count * sizeof(int));
     for (size_t i = 0; i < count; i++) tokens[i] = (first + (int)i) % 60000;
@@ -137,9 +137,9 @@ static void test_permutation(Check *c) {
     dataloader_close(&dl);
 }
 
-// Two sources of one size have orders of their own, in each epoch: a sample meets its number of
-// the other source as often as chance has it, once in an epoch. The first source has the order
-// that it has alone.
+// Two sources of one size have orders of their own in each epoch. So a sample meets the sample
+// with its number in the other source by chance only, once in an epoch. The first source has
+// the same order as alone.
 static void test_blend_orders(Check *c) {
     enum { SAMPLES = 500, EPOCHS = 3 };
     DataLoader blend, alone;

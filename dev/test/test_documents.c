@@ -1,5 +1,5 @@
-// test_documents.c: train_documents against the fp64 reference at several layouts, against its
-// documents trained one by one, and for bits that no option may change.
+// test_documents.c: tests train_documents against the fp64 reference at several layouts, and
+// against its documents trained one by one. Options that must not change bits change none.
 //
 //   test_documents BUILD_DIR [GROUP]      for example: test_documents build/cpu-fp32 layouts
 #ifndef _GNU_SOURCE
@@ -25,9 +25,10 @@ static double tested_loss(Reference *ref, const int *tokens, const int *targets,
     return loss;
 }
 
-// Returns tokens of `count` sequences. Of eight, one is a document as a whole, one has documents of
-// one token, one has borders at those of ranks and beside them, the others have random lengths. In
-// bf16 equal tokens have equal errors, which do not average: documents of one token must be few.
+// Returns tokens of `count` sequences, which are of eight kinds. Kind 0 is one document, and kind
+// 1 has documents of one token. In kind 2 documents begin at the borders of ranks and beside
+// them. The others have random lengths. In bf16 equal tokens have equal errors, which do not
+// average, so documents of one token must be few.
 static int *documents(size_t count, size_t seq, uint64_t seed) {
     static const size_t borders[] = {0, 1, 7, 8, 17, 31, 32, 33, 48};
     int *tokens = random_tokens(count * seq + 1, EOT, seed);

@@ -6,7 +6,8 @@
 
 enum { V = 61, T = 8, WORDS = 64 };
 
-// A file: eight int32 of header and `count` words, in version 1 of 2 bytes, in version 2 of 4.
+// Writes a file: eight int32 of header, and `count` words of 2 bytes in version 1, of 4 in
+// version 2.
 static void write_eval(const char *path, const int *head, const int *words, size_t count) {
     static unsigned char bytes[EVAL_HEADER_BYTES + 4 * WORDS];
     size_t width = head[1] == 2 ? 4 : 2;
@@ -172,8 +173,8 @@ static void test_refusals(Check *c) {
     check(c, !eval_open(&e, ".", V, T, &err), "refused: a folder -> %s", err.text);
 }
 
-// Cut anywhere, a file is refused; with any word changed, it is read or refused, and nothing else
-// happens.
+// Tests that a file that is cut anywhere is refused. A file with any word changed is read or
+// refused, and nothing else happens.
 static void test_damage(Check *c) {
     EvalFile e;
     Error err;

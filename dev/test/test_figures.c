@@ -1,6 +1,6 @@
-// test_figures.c: the drawings of dev/plot/figures.c are whole, no text is cut off, and the ring
-// of collectives.md ends as an all-reduce does. That doc/pictures has the same ones is checked by
-// run_docs.sh.
+// test_figures.c: tests the drawings of dev/plot/figures.c. They are whole, no text is cut off,
+// and the ring of collectives.md ends as an all-reduce does. The script run_docs.sh compares
+// them with doc/pictures.
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif

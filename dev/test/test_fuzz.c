@@ -1,6 +1,6 @@
-// test_fuzz.c: gives every file of dev/fuzz/corpus/TARGET to its target of dev/fuzz/targets.h:
-// inputs that fuzzing once found, and a sound file of each kind. Each runs in a process of its
-// own, which must end well within 20 seconds.
+// test_fuzz.c: gives every file of dev/fuzz/corpus/TARGET to its target of dev/fuzz/targets.h.
+// They are inputs that fuzzing once found, and a sound file of each kind. Each runs in a
+// process of its own, which must end well within 20 seconds.
 #include "dev/fuzz/targets.h"
 
 #include <sys/resource.h>

@@ -15,10 +15,10 @@ static Grid at(size_t world, size_t rank, size_t t, size_t d, size_t p, const ch
     return g;
 }
 
-// True if two rules give the split of every tensor in a table. Within a layer, products
-// alternate: one is cut by its outputs, the next by its inputs. A vector that is added to cut
-// outputs is cut with them. Outside the layers a matrix with a row for each token of the
-// vocabulary is cut by these rows. outputs_first: matrices are [out, in].
+// Returns true if two rules give the split of every tensor in a table. Within a layer,
+// products alternate: one is cut by its outputs, the next by its inputs. A vector that is
+// added to cut outputs is cut with them. Outside the layers a matrix with a row for each
+// token of the vocabulary is cut by these rows. outputs_first: matrices are [out, in].
 static bool rules_derive_splits(const ModelSpec *spec, bool outputs_first) {
     size_t product = 0;
     bool cut = false;  // the outputs of the last product

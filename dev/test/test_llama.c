@@ -1,6 +1,6 @@
-// test_llama.c: runs train_llama as a user would and compares losses, norms, gradients, weights
-// and folders with the fp64 reference, llmc/reference_llama.h, and that with PyTorch's numbers
-// (dev/data/golden_llama.py).
+// test_llama.c: runs train_llama as a user would. Compares losses, norms, gradients, weights
+// and folders with the fp64 reference, llmc/reference_llama.h. Compares the reference with
+// PyTorch's numbers (dev/data/golden_llama.py).
 //
 //   test_llama BUILD_DIR [GROUP]      for example: test_llama build/cpu-fp32 layouts
 //
@@ -75,7 +75,7 @@ static const Model TINY[] = {
     {"mistral", MISTRAL, false, 2, 8, 2, 1, 5, 7, 4, 1, 1, 1, 0, 0, 2},
 };
 
-// Backward against central differences of forward, every single parameter.
+// Compares backward with central differences of forward, for every single parameter.
 static void test_differences(Context *x, const Model *s) {
     enum { B = 2, T = 4 };
     Llama m;
@@ -89,8 +89,8 @@ static void test_differences(Context *x, const Model *s) {
     reference_free(&ref);
 }
 
-// The independent case: PyTorch in float64, or transformers, whose norms, softmax and angles are
-// float32 even then. Weights, tokens and directions come from one generator.
+// Tests the independent case: PyTorch in float64, or transformers, whose norms, softmax and
+// angles stay in float32. Weights, tokens and directions come from one generator.
 static void test_golden(Context *x, const cJSON *item) {
     const cJSON *model = cJSON_GetObjectItem(item, "model"),
                 *gradients = cJSON_GetObjectItem(item, "gradients");
@@ -176,9 +176,10 @@ static double tested_loss(Reference *ref, const int *tokens, const int *targets,
     return loss;
 }
 
-// Puts `eot` into sequences of T tokens. Of eight, one is a document as a whole, and one begins
-// with documents of one token. One has borders at its ends and beside those of a window of 9. The
-// others have random lengths. In bf16 equal tokens have equal errors, so `eot` must be rare.
+// Puts `eot` into sequences of T tokens, which are of eight kinds. Kind 0 is one document, and
+// kind 1 begins with documents of one token. In kind 2 documents begin at its ends and beside the
+// borders of a window of 9. The others have random lengths. In bf16 equal tokens have equal
+// errors, so `eot` must be rare.
 static void add_documents(int *tokens, size_t count, size_t T) {
     static const size_t borders[] = {1, 2, 10, 11, 20, 30, 71};
     int *lengths = random_tokens(count, 14, 36);
@@ -226,18 +227,18 @@ static void close_case(Case *c) {
     reference_free(&c->ref);
 }
 
-// GPT-2's bounds, but in bf16 1.5 times as wide for all gradients together and twice for the
-// worst: q and k are tensors of their own here, RoPE rounds them once more in either direction,
-// and their gradients are differences. 1.3% and 3.2% are measured; the loss of one micro-batch of
-// 8 would be 12%.
+// Returns GPT-2's bounds. In bf16 they are 1.5 times as wide for all gradients together and twice
+// as wide for the worst. Here q and k are tensors of their own, RoPE rounds them once more in
+// either direction, and their gradients are differences. Measured are 1.3% and 3.2%; a lost
+// micro-batch of 8 would be 12%.
 static Bounds llama_bounds(const Context *x, const GPTConfig *g) {
     Bounds b = bounds(x, g);
     if (x->bf16) b.gradient *= 2, b.gradients *= 1.5;
     return b;
 }
 
-// One run against the reference: gradients, losses, norms, and the weights of the folder that it
-// saves.
+// Compares one run with the reference: gradients, losses, norms, and the weights of the folder
+// that it saves.
 static bool run_case(Context *x, Case *c, const Layout *layout, const char *name, double *got) {
     const ParamTable *table = &c->ref.table;
     Bounds bound = llama_bounds(x, &table->config);
@@ -377,7 +378,8 @@ static void run_rows(Context *x, const Model *models, const Row *rows, size_t co
                  "--tensor %d --data %d --pipeline %d --micro-batch %d --debug-replicas 1 %s",
                  row->t, row->d, row->p, row->micro, row->flags);
         gradients[i] = allocate(table->total * sizeof(double));
-        // The copies of the tied embedding are equal in whatever order each communicator adds.
+        // The copies of the tied embedding are equal in any order of additions of each
+        // communicator.
         setenv("NCCL_ORDER", row->d > 2 ? "any:1" : "", 1);
         run_case(x, c, &layout, name, gradients[i]);
         logs[i] = read_log("log");
@@ -415,8 +417,8 @@ static const Row DOCUMENT_ROWS[] = {
     {1, 2, 2, 2, 1, "--sequence-parallel 1 --virtual 2", true},
 };
 
-// Documents together have the loss and the gradients of documents one by one, in which positions
-// begin at 0: RoPE's angles are relative.
+// Tests that documents together have the loss and the gradients of documents one by one. Alone
+// their positions begin at 0, but RoPE's angles are relative.
 static void documents_alone(Context *x, const Model *s) {
     static const size_t lengths[] = {1, 5, 26, 40};
     const Layout one = {"train_llama", 1, "--micro-batch 1"};
@@ -466,7 +468,7 @@ static void documents_alone(Context *x, const Model *s) {
     reference_free(&ref);
 }
 
-// Validation, the line about documents, and a checkpoint that goes on with another token.
+// Tests validation, the line about documents, and a resume with another token.
 static void documents_used(Context *x, const Model *s) {
     static Case c;
     Layout layout = {"train_llama", 1, "--micro-batch 2"};
@@ -528,7 +530,7 @@ static void documents_used(Context *x, const Model *s) {
     close_case(&c);
 }
 
-// The same bits, whatever is recomputed and in whatever order streams and messages come.
+// Tests that recomputation and the order of streams and messages change no bit.
 static void documents_bits(Context *x, const Model *s) {
     static const struct { const char *flags, *env;
     } bits[] = {{"", ""},
@@ -562,8 +564,8 @@ static void group_documents(Context *x) {
 
 // ---- group config: config.json alone ---------------------------------------------------
 
-// The members of `base` with those of `more` set (null: as it stands; "-KEY": without it), as
-// text.
+// Returns `base` as text, with the members of `more` set: "-KEY" removes KEY. "null" for
+// `more` changes nothing.
 static char *with_members(const char *base, const char *more) {
     cJSON *root = cJSON_Parse(base), *set = cJSON_Parse(more), *item;
     if (!root || !set) die("not JSON:", more);
@@ -579,7 +581,7 @@ static char *with_members(const char *base, const char *more) {
     return text;
 }
 
-// A change of config.json of one of the three models, and what refuses it; NULL: nothing does.
+// A change of config.json of one of the three models, and a part of the refusal; NULL: none.
 typedef struct {
     LlamaType type;
     const char *members, *says;
@@ -666,7 +668,7 @@ static const Change CHANGES[] = {
     {LLAMA, "{\"num_attention_heads\": 12}", NULL},
     {LLAMA, "{\"num_attention_heads\": 12, \"-head_dim\": 0}",
      "12 attention heads do not divide 32 channels: give the channels of a head"},
-    // what belongs to another kind of model, or is not known
+    // members of another kind of model, and unknown ones
     {LLAMA, "{\"norm_eps\": 1e-5}", "\"norm_eps\" must be null"},
     {NEMOTRON, "{\"rms_norm_eps\": 1e-5}", "\"rms_norm_eps\" must be null"},
     {LLAMA, "{\"num_local_experts\": 8}", "\"num_local_experts\" is not supported"},
@@ -682,8 +684,8 @@ static const Change CHANGES[] = {
     {LLAMA, "{\"dtype\": \"float32\", \"torch_dtype\": \"float32\"}", NULL},
 };
 
-// What transformers 5.24 and 4.57 write with all defaults written out, but for sizes and what is
-// in llama_config.
+// The members that transformers 5.24 and 4.57 write with all defaults, without sizes and the
+// members of llama_config.
 #define NEWER                                                                                  \
     "\"_name_or_path\": \"\", \"chunk_size_feed_forward\": 0, \"dtype\": null, \"id2label\": " \
     "{\"0\": \"A\"}, "                                                                         \
@@ -759,7 +761,7 @@ static void check_change(Context *x, char *const *bases, const Change *c) {
     free(text);
 }
 
-// Every member of the struct that llama_read sets comes back from what llama_write writes.
+// Returns true if every member of the struct that llama_read sets is the same in both.
 static bool same_llama(const GPTConfig *a, const Llama *x, const GPTConfig *b, const Llama *y) {
     return a->L == b->L && a->C == b->C && a->NH == b->NH && a->V == b->V && a->Vp == b->Vp &&
            a->maxT == b->maxT && x->type == y->type && x->tied == y->tied &&
@@ -905,7 +907,7 @@ static void group_files(Context *x) {
 
 // ---- group uses: --eval, samples -------------------------------------------------------
 
-// A file for --eval: rows of T + 1 tokens, of which all but the first count.
+// Writes a file for --eval: rows of T + 1 tokens. All but the first of a row count.
 static void write_rows(const char *path, const int *tokens, size_t rows, size_t T, size_t V) {
     size_t words = rows * (3 + T + 1);
     char *data = allocate(1024 + 2 * words);

@@ -20,7 +20,7 @@
 static char folder[] = "build/test_log.XXXXXX";  // of the files below
 static const char *log_path, *trace_path;
 
-// A disk on which a file has room for so many bytes.
+// Lets no file grow beyond `bytes`, as on a full disk.
 static void limit_files(rlim_t bytes) {
     struct rlimit limit;
     signal(SIGXFSZ, SIG_IGN);
@@ -72,8 +72,8 @@ static void test_learning_rate(Check *c) {
           "a warm-up longer than the run");
 }
 
-// The batch grows where Megatron-LM's rule says, ends at the global batch, and its sums say how
-// far a run comes.
+// Tests the ramp of the batch. It grows as Megatron-LM's rule does, and ends at the
+// global batch.
 static void test_ramp(Check *c) {
     Ramp ramp = {0, 0, 0};
     Error err = {""};
@@ -266,8 +266,8 @@ static void test_special_logs(Check *c) {
     unlink(link);
 }
 
-// Lines of --eval are not repeated by a run that resumes: they stay, wherever they are, and hide
-// no line of training.
+// Tests that lines of --eval stay when a run resumes, which does not repeat them, and that they
+// hide no line of training.
 static void test_eval_lines(Check *c) {
     static const char *const text =
         "{\"step\":1,\"loss\":1}\n{\"step\":9,\"model\":\"a\",\"eval_rows\":7}\n{\"step\":2,"
@@ -297,7 +297,8 @@ static void test_eval_lines(Check *c) {
     unlink(log_path);
 }
 
-// No line of an earlier run or of another one that goes on is lost, and a torn end is.
+// Tests that lines of an earlier run, and of another run that still writes, are kept. A
+// torn end is removed.
 static void test_kept_logs(Check *c) {
     static const char *const lines = "{\"step\":1,\"loss\":1}\n{\"step\":2,\"loss\":2}\n";
     static const struct { const char *tail; size_t bytes; bool torn;

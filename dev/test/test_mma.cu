@@ -1,6 +1,6 @@
 // test_mma.cu: checks the wrappers of tensor-core instructions and of cp.async against plain
-// products and copies, by the fragment layouts that the PTX ISA documents and mma.cuh repeats. On
-// a GPU and on the stand-in.
+// products and copies. The fragment layouts are the PTX ISA's, which mma.cuh repeats. Runs on a
+// GPU and on the stand-in.
 #include "llmc/kernels/mma.cuh"
 
 #include "dev/cuda/kernel_test.h"

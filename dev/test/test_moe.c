@@ -1,6 +1,8 @@
-// test_moe.c: every gradient tensor of train_moe against the fp64 reference at many layouts, with
-// tokens dropped and without; bits that no option may change; checkpoints at another number of
-// expert ranks; stale copies of experts; bytes; refusals.
+// test_moe.c: tests train_moe.
+//   Every gradient tensor agrees with the fp64 reference at many layouts, with tokens dropped and
+//   without. Options that must not change bits change none. Another number of expert ranks
+//   resumes a checkpoint. Stale copies of experts are found. Ranks send the expected bytes. Bad
+//   input is refused.
 //
 //   test_moe BUILD_DIR [GROUP]      dev/test/run_moe.sh starts it
 #ifndef _GNU_SOURCE
@@ -78,7 +80,7 @@ static const Case DROPS = {E, 2, 0.5, 0.1, 0.01};
 
 // ---- group reference -------------------------------------------------------------------
 
-// With the two losses of experts, whose gradients are among those of the loss.
+// Returns the loss and the two losses of experts, as the gradients are of their sum.
 static double tested_losses(Reference *ref, const int *tokens, const int *targets, size_t B,
                             size_t seq, double scale) {
     double extra, loss = reference_moe_loss_and_gradients(ref, &tested, tokens, targets, B, seq,
@@ -138,10 +140,10 @@ static const Row LAYOUTS[] = {
     {8, 8, {E, 2, 0.5, 0.1, 0.01}, 0.2, "--micro-batch 3 --recompute layer"},
 };
 
-// In bf16 a token whose k-th and next logits are almost equal may go to another expert than the
-// reference's: another function, whose gradient is another one. With k = E there is no such
-// choice. For the others a model is looked for in whose first step every choice is clear: few
-// tokens, few experts, and logits MARGIN apart, some 10 times their error.
+// In bf16 a token whose k-th and next logits are almost equal may go to another expert than in
+// the reference. Then its function and its gradient are other ones. With k = E there is no such
+// choice. For the other rows the test looks for a model in whose first step every choice is
+// clear. It has few tokens and few experts, and logits MARGIN apart, some 10 times their error.
 static const Row LAYOUTS_BF16[] = {
     {1, 1, {E, E, 0.5, 0.1, 0.01}, 0, "--micro-batch 4"},
     {8, 8, {E, E, 0.5, 0.1, 0.01}, 0, "--micro-batch 1 --recompute layer"},
@@ -324,9 +326,8 @@ static void group_checkpoints(Context *x) {
 
 // ---- group replicas --------------------------------------------------------------------
 
-// Copies of experts that are not what they should be: on the last of four ranks an expert of
-// another step, or the weights of the other rank's experts; in a checkpoint an expert of an older
-// one.
+// Tests that wrong copies of experts are found. The last of four ranks has an expert of another
+// step, or the weights of the other rank's experts. A checkpoint has an expert of an older one.
 static void group_replicas(Context *x) {
     static const struct { int e, kind; bool others; const char *says; } rows[] = {
         {2, FCW, false, "h.1.moe.c_fc.weight differs between the ranks"},
@@ -394,9 +395,9 @@ static void group_replicas(Context *x) {
 
 // ---- group traffic ---------------------------------------------------------------------
 
-// Bytes that all ranks send in the exchanges of two steps: 4 N_r k C (e-1)/e elements a layer for
-// N_r tokens of a rank where capacity is 1 and divides evenly; half as much again with
-// recomputation.
+// Counts the bytes that all ranks send in the exchanges of two steps. A rank with N_r tokens
+// sends 4 N_r k C (e-1)/e elements a layer if capacity is 1 and divides evenly. With
+// recomputation it sends half as much again.
 static void group_traffic(Context *x) {
     static const struct {
         int d, e;

@@ -1,6 +1,7 @@
-// test_muon.c: train_muon against the fp64 reference and against PyTorch at many layouts; bits that
-// no option may change; checkpoints at other numbers of ranks; bytes and memory by formulas;
-// refusals.
+// test_muon.c: tests train_muon.
+//   It agrees with the fp64 reference and with PyTorch at many layouts. Options that must not
+//   change bits change none. Other numbers of ranks resume checkpoints. Bytes and memory follow
+//   formulas. Bad input is refused.
 //
 //   test_muon BUILD_DIR [GROUP]      dev/test/run_muon.sh starts it
 #ifndef _GNU_SOURCE
@@ -27,8 +28,8 @@ static void update_muon(Reference *ref, const Training *h, size_t step, double g
 
 // ---- group reference -------------------------------------------------------------------
 
-// Of a matrix with known singular values: the polynomial acts on each of them, and on nothing
-// else.
+// Takes a matrix with known singular values. The polynomial acts on each of them, and on
+// nothing else.
 static void group_reference(Context *x) {
     static const size_t shapes[][2] = {{5, 5}, {4, 9}, {9, 4}, {1, 6}, {6, 1}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
@@ -57,8 +58,8 @@ static void group_reference(Context *x) {
 
 // ---- group dealt -----------------------------------------------------------------------
 
-// Every block has an owner, blocks fill their buckets, and no rank has more than the least loaded
-// one and the most expensive block.
+// Tests that every block has an owner and that blocks fill their buckets. No rank has more work
+// than the least loaded rank plus the most expensive block.
 static void group_dealt(Context *x) {
     for (size_t d = 1; d <= 64; d = d < 8 ? d + 1 : 2 * d) {
         MuonSpec spec;
@@ -104,9 +105,9 @@ static double pair_of(const cJSON *tensors, const char *name, int i) {
     return cJSON_IsNumber(item) ? item->valuedouble : NAN;
 }
 
-// Returns the worst distance of the tensors' norms and products from those in the file, as a
-// share of the norm. flat: laid out by the table. The keys' bias has a gradient of rounding
-// errors alone, and AdamW makes steps of them.
+// Returns the worst distance of the tensors' norms and products from the file's, as a share
+// of the norm. flat: laid out by the table. Skips the bias of q, k and v: the keys' part has
+// a gradient of rounding errors alone, and AdamW makes steps of them.
 static double golden_error(const ParamTable *table, const double *flat, const cJSON *tensors) {
     double worst = 0;
     for (size_t i = 0; i < table->count; i++) {
@@ -280,8 +281,9 @@ static const Bits BITS[] = {
     {"--overlap 0", "CPU_STREAM_ORDER=random:%d", 1},
 };
 
-// Without --clip: parts of a gradient's squares add up in another order than the whole's, and the
-// norm of gathered updates may differ by a rounding in double.
+// Compares bits without --clip. With it they may differ. Parts of a gradient's squares add up in
+// another order than the whole's. So the norm of gathered updates may differ by a rounding in
+// double.
 static void group_bits(Context *x) {
     char flags[ARG_BYTES], env[96];
     size_t count = G * T * STEPS + 1;
@@ -441,9 +443,9 @@ static double bytes_sent(const char *text, const char *op) {
     return sum;
 }
 
-// Two steps of a model with P elements in its layers' buckets and E in the others. Whole matrices:
-// (d - 1) P elements are reduced, and as many broadcast. Gathered: a reduce-scatter, an all-gather
-// of fp32 updates and one of weights.
+// Runs two steps of a model with P elements in its layers' buckets and E in the others. With
+// whole matrices (d - 1) P elements are reduced, and as many broadcast. Gathered, there are a
+// reduce-scatter, an all-gather of fp32 updates and one of weights.
 static void group_costs(Context *x) {
     double width = x->bf16 ? 2 : 4;
     for (int d = 2; d <= 8 && d <= max_ranks(x); d *= 2) {

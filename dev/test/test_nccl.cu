@@ -1,6 +1,6 @@
-// test_nccl.cu: NCCL over MPI. Started by mpirun with any number of ranks; dev/test/run_nccl.sh
-// runs it at several sizes and in its failing modes: `test_nccl deadlock`, `destroy`, `use WHAT`,
-// `mismatch KIND`, `absent`, `loop`, `exit`.
+// test_nccl.cu: tests NCCL over MPI. mpirun starts it with any number of ranks.
+// dev/test/run_nccl.sh runs it at several sizes. It also runs the failing modes: `test_nccl
+// deadlock`, `destroy`, `use WHAT`, `mismatch KIND`, `absent`, `loop`, `exit`.
 #include <nccl.h>
 #include <signal.h>
 
@@ -126,9 +126,10 @@ static double get(const char *p, size_t i, int type) {
     }
 }
 
-// Sums of floats and of bf16 are rounded to float at every addition; a double that is rounded has
-// a float's sum. In the order of ranks, or of a ring: an element begins behind its owner, who
-// owns `chunk` of them or is the root, and ends there.
+// Returns the reduction of all ranks' inputs. Sums of floats and of bf16 are rounded to float at
+// every addition. A double that is rounded has the same sum. The order is the ranks' or a
+// ring's. On a ring an element begins behind its owner and ends there. A rank owns `chunk`
+// elements, or the root owns all.
 static std::vector<char> reduced(const std::vector<std::vector<char>> &inputs, size_t count,
                                  int type, int redop, const std::vector<int> &ring = {},
                                  size_t chunk = 1, int root = -1) {
@@ -226,8 +227,8 @@ static void test_collectives(ncclComm_t comm, cudaStream_t stream, const char *p
     }
 }
 
-// NCCL_ORDER, which the communicators that are split now take. Alone the order of ranks; then
-// rings.
+// Tests NCCL_ORDER, which new communicators take. ring:0 is a ring in the order of ranks, and
+// ring:SEED is another one for all communicators. any:SEED gives each communicator its own.
 static void test_ring_orders(ncclComm_t world, cudaStream_t stream) {
     static const struct {
         const char *name;
@@ -261,8 +262,11 @@ static void test_ring_orders(ncclComm_t world, cudaStream_t stream) {
     nccl_mpi::state().order = {false, false, 0};
 }
 
-// Send and receive: a ring in one group, two messages each way with one peer in one group (p = 2
-// interleaved), to oneself, and outside of groups where even ranks send first.
+// Tests send and receive:
+//   a ring in one group.
+//   two messages each way with one peer in one group (p = 2 interleaved).
+//   a message to oneself.
+//   messages outside of groups, which even ranks send first.
 static void test_point_to_point(ncclComm_t comm, cudaStream_t stream, const char *paths) {
     int n = world_size, rank = world_rank;
     bool ok = true;
@@ -330,7 +334,7 @@ static void test_communicators(ncclComm_t world, cudaStream_t stream) {
     NCCL(ncclCommDestroy(backwards));
 }
 
-// A group in a group; and one over two communicators or streams, which is refused.
+// Tests a group in a group, and one over two communicators or streams, which is refused.
 static void test_groups(ncclComm_t world, cudaStream_t *streams) {
     ncclComm_t second = connected(split(world, 0, world_rank, "second"), streams[0]);
     const size_t count = 3000;
@@ -371,7 +375,7 @@ static void test_groups(ncclComm_t world, cudaStream_t *streams) {
     NCCL(ncclCommDestroy(second));
 }
 
-// More in flight than gpu_queue.h's pinned memory may hold.
+// Tests more operations in flight than gpu_queue.h's pinned memory may hold.
 static void test_many(ncclComm_t comm, cudaStream_t stream) {
     const size_t groups = 256, count = 8192, n = groups * count;
     std::vector<float> mine(n), sum(n);
@@ -438,7 +442,8 @@ static void test_semantics(ncclComm_t comm, cudaStream_t *streams) {
     cudaFree(y);
 }
 
-// All ranks destroy a communicator, the last one 0.1 s later: does rank 0 wait for it?
+// Destroys a communicator on all ranks, on the last one 0.1 s later. Returns true if rank
+// 0 waits for it.
 static bool destroy_waits(ncclComm_t comm) {
     int last = world_size - 1, back = 0;
     cudaDeviceSynchronize();
@@ -459,7 +464,7 @@ static bool refused(ncclResult_t result, const char *what, const char *beside) {
     return result == ncclInvalidUsage && strstr(why, what) && strstr(why, beside);
 }
 
-// First uses are refused beside other operations.
+// Tests that the first use of a communicator is refused beside other operations.
 static void test_connections(ncclComm_t world, cudaStream_t *streams) {
     float *x = (float *)device(4096);
     ncclComm_t comm = split(world, 0, world_rank, "fresh"),
@@ -498,7 +503,7 @@ static void test_connections(ncclComm_t world, cudaStream_t *streams) {
 
 __global__ void add_one(float *x) { *x += 1; }
 
-// A kernel and a product that have been used before may be used beside a receive.
+// Tests that a kernel and a product that have run before may run beside a receive.
 static void test_uses(ncclComm_t comm, cudaStream_t *streams) {
     float *x = (float *)device(4096);
     floatX *m = (floatX *)device(4096);

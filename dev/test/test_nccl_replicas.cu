@@ -5,8 +5,8 @@
 #include "dev/test/check.h"
 
 // Compares replicas on all ranks while the last rank has bit `bit` of element `element` flipped.
-// `names`: a part of the expected message, or NULL for none. Returns true if all ranks saw the
-// expected result.
+// Expects a message with the part `names`, or none if it is NULL. Returns true if all ranks saw
+// the expected result.
 static bool seen_by_all(Trainer *m, size_t element, unsigned char bit, const char *names) {
     unsigned char *byte = (unsigned char *)(m->state.params + element), value;
     bool flips = bit && m->job.rank == m->job.size - 1;

@@ -6,7 +6,7 @@
 
 enum { ALL = OPTIONS_TENSOR | OPTIONS_PIPELINE | OPTIONS_DATA, MAX_WORDS = 64 };
 
-// Parses a command line of words separated by blanks; '' stands for an empty word.
+// Parses a command line of words separated by blanks; '' is an empty word.
 static bool parse(Options *o, const char *line, unsigned sections, Error *err) {
     static char text[4096];  // options keep pointers into it
     static char program[] = "train_gpt", empty[] = "";
@@ -29,8 +29,8 @@ static bool resolve(Options *o, const char *line, unsigned sections, size_t rank
     return parse(o, line, sections, err) && options_resolve(o, file, ranks, err);
 }
 
-// One sentence: not empty, one line, no full stop, no capital at its start (the trainer puts
-// "error: " before it).
+// Returns true if an error is one sentence: not empty, one line, no full stop, no capital at
+// its start (the trainer puts "error: " before it).
 static bool is_sentence(const Error *err) {
     size_t length = strlen(err->text);
     return length > 10 && length + 1 < sizeof err->text && !strchr(err->text, '\n') &&

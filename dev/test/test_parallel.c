@@ -1,6 +1,7 @@
-// test_parallel.c: behaviour of several ranks beyond right numbers, which test_gpt.c checks. They
-// resume each other's checkpoints, keep their replicas equal, send as many bytes and hold as many
-// as the papers say, survive any order of streams and messages, and refuse together.
+// test_parallel.c: tests the behaviour of several ranks beyond right numbers, which test_gpt.c
+// checks. They resume each other's checkpoints and keep their replicas equal. They send as many
+// bytes and hold as many as the papers say. They survive any order of streams and messages, and
+// refuse bad input together.
 //
 //   test_parallel BUILD_DIR [GROUP]      for example: test_parallel build/cpu-fp32 traffic
 //
@@ -23,7 +24,7 @@ typedef struct {
     Layout layout;
 } Started;
 
-// How the grid is started. s must outlive the layout.
+// Returns the layout that starts the grid. s must outlive it.
 static const Layout *start_of(const Grid *g, Started *s) {
     bool tp = *g->trainer, pp = tp && strcmp(g->trainer, "_tp") != 0,
          dp = pp && strcmp(g->trainer, "_pp") != 0;
@@ -88,8 +89,8 @@ static const char FOUR_STEPS[] =
     "--save-every 2 --keep 0 --log log";
 
 // Returns the error of a folder's weights and optimizer against one rank's, as a share of the
-// allowed: twice the bounds of the worst tensor and of all together, because both may be so far
-// from the reference. Names the furthest tensor.
+// allowed error. That is twice the bounds of the worst tensor and of all together, because both
+// sides may be off by the bound. Names the furthest tensor.
 static double checkpoint_error(const Context *x, const char *folder, const char *base,
                                const char **what) {
     const ParamTable *table = &x->golden.table;
@@ -248,8 +249,8 @@ static void group_replicas(Context *x) {
 // ---- group sums: NCCL's orders of additions --------------------------------------------
 
 // Properties that hold when a sum begins at another rank in every part of a buffer, as on NCCL's
-// ring. d > 2: a + b is b + a, but sums of three differ. Rows behind a first one must have its
-// bits.
+// ring. They need d > 2: a + b is b + a, but sums of three differ. Rows behind a first one must
+// have its bits.
 typedef struct {
     Grid grid;
     const char *order;
@@ -305,8 +306,8 @@ static void group_sums(Context *x) {
         check(&x->check, ok && same_log(&log, &base), "%s: %s under NCCL_ORDER=%s", s.name,
               row->first ? "resumed with the same bits" : "the bits of the row above", row->order);
     }
-    // The t ranks that hold a layernorm alike have its gradient from t communicators: equal if
-    // these add alike.
+    // The t ranks that hold the same layernorm get its gradient from t communicators. It is
+    // equal if these add in the same order.
     static const Layout TENSOR = {"train_gpt_3d", 8, "--tensor 2 --data 4"};
     if (x->bf16 || x->sanitized) return;
     Setting any = {"NCCL_ORDER=any:2", 0};
@@ -420,11 +421,11 @@ static int replicas_of(const Grid *g) {
     return flag ? atoi(flag + strlen("--replicas ")) : 1;
 }
 
-// True for train_v: two chunks a stage, of which the second ones come down again.
+// Returns true for train_v: two chunks a stage, and the second ones come down again.
 static bool is_v(const Grid *g) { return strcmp(g->trainer, "v") == 0; }
 
-// Parameters of the rank of tensor rank 0 on a stage; all tensor ranks have as many. In a V the
-// chunks divide the layers here.
+// Returns the table of tensor rank 0 on a stage; all tensor ranks have as many parameters. In a
+// V the number of chunks divides the layers here.
 static ParamTable stage_table(const GPTConfig *config, const Grid *g, int stage) {
     size_t layers[64], n = 0, p = (size_t)g->p, chunks = p * (is_v(g) ? 2 : (size_t)g->v);
     size_t first = 0;
@@ -441,10 +442,10 @@ static ParamTable stage_table(const GPTConfig *config, const Grid *g, int stage)
     return table_make(config, shard);
 }
 
-// How often train_fsdp sums the gradients of a bucket, and gathers its weights, in all steps of m
-// micro-batches. The layers' gradients are summed in each. Of L layers 2 have their weights, or
-// all: the first ones after an update and after each backward, the last ones after each forward.
-// The others are gathered again.
+// Counts the sums of a bucket's gradients in train_fsdp, and the gathers of its weights, in all
+// steps of m micro-batches. The layers' gradients are summed in each. Two of L layers have their
+// weights, or all. They are the first ones after an update and after each backward, the last ones
+// after each forward. The others are gathered again.
 static void expected_sharding(const Grid *g, size_t bucket, double m, double *sums,
                               double *gathers) {
     size_t held = has(g, "--shard 2") ? TL : 2, l = bucket - BUCKET_LAYERS;
@@ -454,16 +455,17 @@ static void expected_sharding(const Grid *g, size_t bucket, double m, double *su
     if (layer) *gathers += TSTEPS * m * ((l >= held) + (l < TL - held));
 }
 
-// Returns into how many parts a sequence is cut.
+// Returns the number of parts of a sequence.
 static int context_of(const Grid *g) {
     const char *flag = strstr(g->flags, "--context ");
     return flag ? atoi(flag + strlen("--context ")) : 1;
 }
 
-// What the ranks of a sequence send, in `all` micro-batches of N tokens together: Ulysses four
-// all-to-alls a layer, two of q, k and v or their gradients, two of the output or its gradient;
-// the ring keys and values c - 1 times forward and backward, and their gradients in fp32 c times.
-// --recompute layer sends forward's twice, rest only q, k and v.
+// Returns the messages of the ranks of a sequence, in `all` micro-batches of N tokens together.
+//   Ulysses   four all-to-alls a layer: two of q, k and v or their gradients, two of the output
+//             or its gradient.
+//   Ring      keys and values c - 1 times forward and backward, their gradients in fp32 c times.
+// Option --recompute layer sends forward's messages twice, and rest only its q, k and v.
 static Traffic expected_context(const Grid *g, double all, double N, double w) {
     double c = context_of(g), layers = all * TL * c, part = N * TC / c;  // layers: of all ranks
     double whole = has(g, "--recompute layer"), qkv = has(g, "--recompute");
@@ -484,17 +486,17 @@ static Counts expected_traffic(const Grid *g, int micro, size_t width) {
     double t = g->t, d = g->d, w = (double)width, m = TG / (micro * d), N = micro * TT,
            X = N * TC * w;
     c.by[CONTEXT][SEND] = expected_context(g, TSTEPS * TG / micro, N, w);
-    // A message for each step from chunk to chunk; where a V turns there is none.
+    // A message for each step from chunk to chunk, but none at the turn of a V.
     double messages = 2 * (is_v(g) ? 2 * g->p - 2 : g->p * g->v - 1);
     double steps = TSTEPS, all = steps * d * m, L = TL;
     bool sp = sequence_parallel(g);
     double halves = is_v(g) ? 2 : 1, again = has(g, "--recompute") ? halves : 0;
     Traffic *tensor = c.by[TENSOR], layers[NUM_OPS];
     memset(layers, 0, sizeof layers);
-    // Layers: g and f of both halves, forward and backward: 4 all-reduces, and one g more when
-    // forward is recomputed. Under sequence parallelism each is a reduce-scatter and an
-    // all-gather; and backward gathers the layernorms' outputs again, twice a layer, as each rank
-    // keeps only its rows of them. In two halves a backward recomputes in both, and the second one
+    // Layers: g and f of both halves, forward and backward, are 4 all-reduces. Recomputation of
+    // forward adds one g. Under sequence parallelism each is a reduce-scatter and an all-gather.
+    // Then backward also gathers the layernorms' outputs again, twice a layer, as each rank keeps
+    // only its rows of them. A split backward recomputes in both halves, and the second one
     // gathers g's gradients again.
     if (!sp) {
         add_all_reduces(&layers[ALL_REDUCE], all * L * (4 + again), t, X);
@@ -520,8 +522,8 @@ static Counts expected_traffic(const Grid *g, int micro, size_t width) {
     add_all_reduces(&tensor[ALL_REDUCE], all, t, 2 * N * 4);
     if (is_data_lesson(g->trainer))
         memset(tensor, 0, sizeof c.by[TENSOR]);  // it has no such communicator
-    // A message is sent in t parts, which the receivers gather; under sequence parallelism they
-    // stay apart.
+    // A message is sent in t parts. The receivers gather them, but not under sequence
+    // parallelism.
     c.by[PIPELINE][SEND].calls = all * messages * t;
     c.by[PIPELINE][SEND].bytes = all * messages * X;
     if (t > 1 && !sp) add_halves(&tensor[ALL_GATHER], all * messages, t, X);
@@ -532,8 +534,8 @@ static Counts expected_traffic(const Grid *g, int micro, size_t width) {
         ParamTable table = stage_table(&config, g, stage);
         double after = has(g, "--zero 0") ? 4 : w;
         c.parameters += t * d * (double)table.total;
-        // The two stages sum the tied embedding, bucket 0: with ZeRO each data rank the part that
-        // it owns. In a V stage 0 has both ends.
+        // The two stages sum the tied embedding, bucket 0. With ZeRO each data rank sums its own
+        // part. In a V stage 0 has both ends.
         double tied = (double)table.buckets[1] * 4 / (has(g, "--zero 0") ? 1 : d);
         if (g->p > 1 && stage == 0 && !is_v(g))
             add_all_reduces(&c.by[EMBEDDING][ALL_REDUCE], steps * t * d, 2, tied);
@@ -553,15 +555,16 @@ static Counts expected_traffic(const Grid *g, int micro, size_t width) {
         }
         table_free(&table);
     }
-    // The squared norm of each tensor, the loss, and whether data could not be read or a signal
-    // came.
+    // The squared norm of each tensor, the loss, and the numbers of ranks without data or with
+    // a signal.
     double world = t * d * g->p;
     add_all_reduces(&c.by[WORLD][ALL_REDUCE], steps, world,
                     (double)(count_tensors(&config) + 3) * 8);
     return c;
 }
 
-// One line of the table: bytes per rank by the papers' formulas beside the measured ones.
+// Prints one line of the table: bytes per rank by the papers' formulas, and the measured
+// ones.
 static void print_traffic(const Grid *g, int micro, size_t width, const char *name,
                           const Counts *want, const Counts *got) {
     double ranks = g->t * g->d * g->p, m = TG / (micro * g->d),
@@ -584,8 +587,8 @@ static void print_traffic(const Grid *g, int micro, size_t width, const char *na
            (shards - 1) / shards * P * each, data / ranks / TSTEPS);
 }
 
-// Calls of a tensor rank in forward and in backward, told apart by validation, which is forward
-// alone.
+// Checks the calls of a tensor rank in forward and in backward. Validation, which is forward
+// alone, tells them apart.
 static void check_forward_and_backward(Context *x) {
     static const Layout TWO = {"train_gpt_tp", 2, "--tensor 2"};
     static const char FLAGS[] =
@@ -670,7 +673,7 @@ static double mebibytes(const char *text, const char *what) {
 
 #define LARGE "--heads 16 --channels 1024 --vocab 50257 --seq 512 "
 
-// Whether it would fit on this machine does not matter here.
+// Returns the memory that --dry-run prints, even if this machine has too little.
 static Memory dry_run(Context *x, const Grid *g, const char *model) {
     Started s;
     Outcome o = run(x->build, start_of(g, &s), PLAIN, "%s --dry-run", model);
@@ -714,9 +717,9 @@ static void memory_over_tensor(Context *x, double MiB) {
             start_of(&g, &s);
             Memory m = dry_run(x, &g, LARGE "--layers 8 --micro-batch 4");
             Memory half = dry_run(x, &g, LARGE "--layers 4 --micro-batch 4");
-            // ln1, residual2, ln2 and the residual stream are (N, C); qkv, atty, fch and its GELU
-            // together (N, 12 C / t); then the statistics of two layernorms and attention's
-            // log-sum-exps.
+            // ln1, residual2, ln2 and the residual stream are (N, C) each. qkv, atty, fch and its
+            // GELU are (N, 12 C / t) together. The statistics of two layernorms and attention's
+            // log-sum-exps are added.
             double rows = sp ? t : 1, layer = N * C * w * (4 / rows + 12.0 / t) + 16 * N / rows;
             layer += B * NH * (double)T * 4 / t;
             double replicated = 0, elements = rank_elements(&g, &config, &replicated);
@@ -736,7 +739,8 @@ static void memory_over_tensor(Context *x, double MiB) {
     }
 }
 
-// Recomputed activations: all layers of all micro-batches in flight share one buffer of it.
+// Checks recomputed activations: all layers of all micro-batches in flight share one
+// buffer.
 static void memory_over_recomputation(Context *x, double MiB) {
     enum { B = 4, T = 512, C = 1024, NH = 16, L = 8 };
     static const struct {
@@ -806,8 +810,9 @@ static void memory_over_data(Context *x, double MiB) {
     }
 }
 
-// train_fsdp keeps 1/d of all, with replicas r/d, and windows: for the gradients of two layers, the
-// embeddings and ln_f, and for as many weights, or with --shard 2 for all of them.
+// train_fsdp keeps 1/d of all, or r/d with replicas, and windows. There are windows for the
+// gradients of two layers, the embeddings and ln_f. There are as many for weights, or with
+// --shard 2 for all weights.
 static void memory_over_shards(Context *x, double MiB) {
     GPTConfig config = {8, 1024, 16, 50257, padded_vocabulary(50257), 512, NULL};
     double w = x->bf16 ? 2 : 4;
@@ -837,7 +842,7 @@ static void memory_over_shards(Context *x, double MiB) {
     }
 }
 
-// Stage 0 keeps p micro-batches under 1F1B whatever m is, and m under GPipe.
+// Checks that stage 0 keeps p micro-batches under 1F1B for any m, and m under GPipe.
 static void memory_over_schedules(Context *x) {
     enum { P = 4 };
     double gpipe[3] = {0, 0, 0}, one[3] = {0, 0, 0}, interleaved[3] = {0, 0, 0};
@@ -874,9 +879,10 @@ static void memory_over_schedules(Context *x) {
           "memory: interleaved 1F1B keeps 11 half micro-batches");
 }
 
-// A split backward keeps, for each layer of each micro-batch in flight the gradients of its
-// output and of residual2, (N, C) each, of fch (N, 4C) and of qkv (N, 3C). zb-h1 has p
-// micro-batches in flight, zb-auto as many as it is allowed, at most 2p of itself.
+// For each layer of each micro-batch in flight, a split backward keeps four gradients:
+// its output's and residual2's, (N, C) each, fch's (N, 4C) and qkv's (N, 3C). Schedule
+// zb-h1 has p micro-batches in flight. Schedule zb-auto has as many as it is allowed, by
+// default at most 2p.
 static void memory_over_halves(Context *x) {
     enum { P = 4, M = 16, LAYERS = 2 };  // of a stage
     if (P > max_ranks(x)) return;
@@ -902,10 +908,10 @@ static void memory_over_halves(Context *x) {
           "memory: zb-auto keeps 2p micro-batches, or p if it must");
 }
 
-// A chunk of a V is one of two of a stage. Its slot holds for one layer 16 (N, C) and the halves'
-// 9, its input and ln_f's output, and statistics. A stage has 2p slots under zb-v, p + 2 under
-// v-half (p even) and 2p + 1 under dualpipe-v. Stage 0 makes the logits, sums the lookups' part of
-// wte's gradient apart, and each chunk has buffers of its own for messages.
+// A chunk of a V is half of a stage. Its slot holds 16 (N, C) for one layer and 9 for the halves,
+// its input, ln_f's output and statistics. A stage has 2p slots under zb-v, p + 2 under v-half (p
+// even) and 2p + 1 under dualpipe-v. Stage 0 makes the logits, sums the lookups' part of wte's
+// gradient apart, and each chunk has buffers of its own for messages.
 static void memory_over_v(Context *x) {
     enum { P = 4, N = 512, C = 1024, NH = 16 };
     static const char *const FLAGS[] = {"--schedule zb-v", "--schedule v-half",
@@ -1092,8 +1098,8 @@ static void group_between(Context *x) {
 
 // ---- group bubble: the schedules in the order in which they ran ------------------------
 
-// The trace of a run, played again with the mean durations of its steps and free messages, as the
-// ranks share cores. The bubble of a split backward depends on the times of its halves: here
+// Plays the trace of a run again with the mean durations of its steps and free messages, as the
+// ranks share cores. The bubble of a split backward depends on the times of its halves. Here
 // forward and both halves take the same.
 static void group_bubble(Context *x) {
     static const Grid GRIDS[] = {

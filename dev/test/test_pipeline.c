@@ -1,7 +1,7 @@
-// test_pipeline.c: proves the schedules of llmc/pipeline.h, zero_bubble.h and v_schedules.h, those
-// of text files, and the rules by which a trainer executes them, for all legal p <= 16, m <= 64,
-// v <= 8 (fewer with a sanitizer, and fewer m with a split backward), and shows that wrong lists
-// and wrong rules are noticed.
+// test_pipeline.c: proves the schedules of llmc/pipeline.h, zero_bubble.h, v_schedules.h and text
+// files, and the rules by which a trainer executes them. The proof is for all legal p <= 16, m <=
+// 64, v <= 8 (fewer with a sanitizer, and fewer m with a split backward). Other tests show that
+// wrong lists and wrong rules are noticed.
 #include <stdio.h>
 #include <time.h>
 
@@ -95,7 +95,8 @@ static void expect(Sweep *w, int property, bool good, const Lists *l, const char
     w->bad[property]++;
 }
 
-// limit: of zb-auto.
+// Returns true if the stage holds the expected number of micro-batches. limit: of
+// zb-auto.
 static bool flight_is_right(Schedule schedule, const Lists *l, int stage, int limit) {
     int p = l->p, most = 2 * (p - stage - 1) + (l->v - 1) * p + 1;
     if (schedule == SCHEDULE_GPIPE) most = l->m;
@@ -106,7 +107,7 @@ static bool flight_is_right(Schedule schedule, const Lists *l, int stage, int li
     return schedule == SCHEDULE_ZB_AUTO ? held <= most : held == most;
 }
 
-// The lists without times.
+// Checks lists without times.
 static void sweep_lists(Sweep *w, Schedule schedule, const Lists *l, int limit) {
     Error err = {{0}};
     size_t messages = 0, kinds = schedule >= SCHEDULE_ZB_H1 ? 3 : 2;
@@ -131,7 +132,7 @@ static void sweep_lists(Sweep *w, Schedule schedule, const Lists *l, int limit) 
     }
 }
 
-// One run: streams and walk must agree, and the bubble be the formula's.
+// Checks one run: streams and walk must agree, and the bubble must be the formula's.
 static void sweep_times(Sweep *w, Schedule schedule, const Lists *l, const double *cost,
                         int limit) {
     const PipelineTimes times = {{cost[0], cost[1], cost[2]}, 0, NULL};
@@ -331,7 +332,7 @@ static void test_links(void) {
 
 // ---- wrong lists, wrong rules ----------------------------------------------------------
 
-// Wrong lists: each must be refused with a sentence that names the reason.
+// Checks that a wrong list is refused with an error that names the reason.
 static void wrong_list(const Lists *l, const char *part, const char *name) {
     Error err = {{0}};
     bool ok = pipeline_prove(l, PIPELINE_BUFFERS, &err);
@@ -378,7 +379,7 @@ static void test_wrong_lists(void) {
         wrong_list(&l, cases[i].part, cases[i].name);
         pipeline_lists_free(&l);
     }
-    // Lists of both kinds beside each other: stage 0 by halves, stage 1 not.
+    // Lists of both kinds together: stage 0 splits its backwards, stage 1 does not.
     pipeline_parse("mixed", "F0 F1 B0 W0 B1 W1; F0 B0 F1 B1", &l, &err);
     Machine mc = machine_try(&l, PIPELINE_BUFFERS, &EQUAL, 0);
     check(&c, pipeline_prove(&l, 1, &err) && mc.complete && !mc.wrong && mc.busy == 12,
@@ -387,9 +388,9 @@ static void test_wrong_lists(void) {
 }
 
 // GPipe as in its paper, the newest micro-batch first: a stack. The streams run it to the right
-// end with every message in its place, and yet it would train wrongly: micro-batch 0's backward,
-// which overwrites the gradients, comes last, and the buckets are reduced after the first. At
-// every p, since one stage has no link that could tell.
+// end with every message in its place, and yet it would train wrongly. Micro-batch 0's backward
+// overwrites the gradients, and here it comes last. The buckets are reduced after the first.
+// Tests every p, since one stage has no link that could tell.
 static void test_reversed_backwards(void) {
     for (int p = 1; p <= 4; p++) {
         Lists l;
@@ -407,9 +408,9 @@ static void test_reversed_backwards(void) {
     }
 }
 
-// A trainer makes and proves lists before it starts: at the largest size that is expected of it.
-// Sanitizers take some twenty times as long, more beside other programs; so their build has a
-// bound ten times as high.
+// Times the making and the proof of lists, which a trainer does before it starts, at the largest
+// expected size. Sanitizers take some twenty times as long, and more beside other programs. So
+// their build has a bound ten times as high.
 static void test_proof_is_quick(void) {
 #ifdef __SANITIZE_ADDRESS__
     const double bound = 5;
@@ -427,8 +428,8 @@ static void test_proof_is_quick(void) {
           1e3 * bound);
 }
 
-// Steps that no micro-batch, chunk or kind has, at every place of a list: refused, and nothing
-// outside of the proof's own tables is touched (the sanitized build sees it).
+// Tries steps with a wrong micro-batch, chunk or kind at every place of a list. All are
+// refused. The proof touches nothing outside of its own tables: the sanitized build sees it.
 static void test_out_of_range(void) {
     enum { M = 4, V = 2, P = 2 };
     static const int micros[] = {-1, M, INT_MAX, INT_MIN}, chunks[] = {-1, V, INT_MAX, INT_MIN},
@@ -519,7 +520,7 @@ static void test_wrong_rules(void) {
     pipeline_lists_free(&l);
 }
 
-// Whether the backwards of each chunk of each stage go 0, 1, 2, ...
+// Returns true if the backwards of each chunk of each stage go 0, 1, 2, ...
 static bool backwards_ascend(const Lists *l) {
     for (int s = 0; s < l->p; s++)
         for (int chunk = 0; chunk < l->v; chunk++)
@@ -531,8 +532,9 @@ static bool backwards_ascend(const Lists *l) {
     return true;
 }
 
-// Random damage to right lists, to one stage or the same to all: pipeline_prove must say yes
-// exactly when the streams come to the right end and the gradients are summed in their order.
+// Damages right lists at random, on one stage or the same on all. The function
+// pipeline_prove must accept exactly the lists whose streams come to the right end and whose
+// gradients are summed in order.
 static void test_mutants(void) {
     uint64_t random = 1;
     size_t accepted = 0, refused = 0, differ = 0, order_alone = 0;
@@ -574,8 +576,8 @@ static void test_mutants(void) {
 
 // ---- zero bubble -----------------------------------------------------------------------
 
-// zb-h1 may not run more forwards ahead: stage s holds p micro-batches, and with one more forward
-// before its first backward it would hold p + 1, more than any stage of 1f1b.
+// Schedule zb-h1 may not run more forwards ahead. Stage s holds p micro-batches. With one more
+// forward before its first backward it would hold p + 1, more than any stage of 1f1b.
 static void test_h1_limit(void) {
     bool limit = true;
     for (int p = 2; p <= MAX_P; p++) {
@@ -634,8 +636,8 @@ static void test_auto(void) {
           worse);
 }
 
-// A hash of the lists of many searches, also with messages slower than steps: another way to run
-// a stage gives other lists, and another number. All of them run with two buffers.
+// Compares a hash of the lists of many searches, also with messages slower than steps. A change
+// of the search gives other lists, and another number. All of them run with two buffers.
 static void test_auto_is_the_same(void) {
     static const int stages[] = {2, 3, 8, 17}, micros[] = {1, 6, 16, 40};
     static const double costs[][3] = {
@@ -684,8 +686,8 @@ static void test_v_refused(void) {
     }
 }
 
-// Lists by hand. The message of the turn is no message, but its order counts; and each link of a
-// V is a chunk's own, so that a stage may take chunk 1 before chunk 0.
+// Tries lists by hand. The turn sends no message, but its order counts. Each link of a V belongs
+// to one chunk, so a stage may take chunk 1 before chunk 0.
 static void test_v_lists(void) {
     static const struct {
         const char *name, *text, *part;  // part: of the refusal, or NULL

@@ -210,8 +210,8 @@ static void test_loss(const char *dir) {
           "loss refuses: no file");
 }
 
-// Files that no trainer writes: endless axes, labels longer than their room, more rows than
-// anybody looks at.
+// Tests files that no trainer writes: endless axes, labels longer than their room, far too
+// many rows.
 static void test_hostile(const char *dir) {
     static const char event[] =
         "[{\"ph\":\"X\",\"ts\":%s,\"dur\":%s,\"pid\":%s,\"args\":{\"kind\":\"backward\","

@@ -21,7 +21,7 @@ static void add(TraceList *list, const char *kind, int rank, int track, long ste
 
 static bool near(double a, double b) { return fabs(a - b) < 1e-9 * (1 + fabs(b)); }
 
-// True if a rank has these numbers (milliseconds); says which one it has not.
+// Returns true if a rank has these numbers (milliseconds). Prints the ones that differ.
 static bool matches(const StepProfile *p, size_t steps, double wall,
                     const double part[PROFILE_PARTS], double bubble, double ideal) {
     double sum = 0;
@@ -162,9 +162,9 @@ static void test_edges(void) {
     trace_free(&list);
 }
 
-// Adds a step that ran a schedule with forwards of 1 and backwards of 2 (over v). nested: the
-// span of a forward or backward begins when its stream is free and holds the wait for the
-// neighbour; else waits are gaps.
+// Adds a step that ran a schedule with forwards of 1 / v and backwards of 2 / v. nested: the
+// span of a forward or backward begins when its stream is free, and contains the wait for the
+// neighbour. Else waits are gaps.
 static void simulate_step(TraceList *list, Schedule schedule, int p, int m, int v, bool nested,
                           long step, double late) {
     PipelineTimes times = {{1.0 / v, 1.0 / v, 1.0 / v}, 0, NULL};

@@ -104,7 +104,7 @@ static void test_fill(Check *c) {
     free(part);
 }
 
-// Is element i of a sample dropped?
+// Returns true if element i of a sample is dropped.
 static bool dropped(Dropout d, uint64_t sample, uint64_t i) {
     Philox block = dropout_block(&d, sample, i / DROPOUT_BLOCK);
     return dropout_factor(&d, &block, (unsigned)(i % DROPOUT_BLOCK)) == 0.0f;

@@ -1,6 +1,6 @@
-// test_timeline.cu: llmc/trainer/timeline.cuh on streams that lag behind each other: nested
-// spans, pauses, events that are used again, spans that end in a later step, and the labels that
-// reports of a hang show.
+// test_timeline.cu: tests llmc/trainer/timeline.cuh on streams that lag behind each other. It
+// has nested spans, pauses, events that are used again, and spans that end in a later step. It
+// also tests the labels in reports of a hang.
 #include "dev/test/check.h"
 #include "llmc/trainer/timeline.cuh"
 

@@ -1,5 +1,5 @@
-// test_tokenizer.c: bytes, byte-level BPE from tokenizer.json, damaged tokenizer files, and
-// drawing from logits.
+// test_tokenizer.c: tests bytes, byte-level BPE from tokenizer.json, damaged tokenizer
+// files, and drawing from logits.
 //
 //   test_tokenizer                  the tests
 //   test_tokenizer --fixture FILE [KIND]  writes the small tokenizer.json of the tests: gpt2,
@@ -17,8 +17,7 @@
 static Check checks;
 static char path[256];
 
-// Merges as GPT-2's file has them, a line each: \304\240 stands for a blank, \304\212 for the end
-// of a line.
+// Merges as GPT-2's file has them, a line each. \304\240 is a blank, \304\212 the end of a line.
 static const char MERGES[] =
     "h e\nl l\nhe ll\nhell o\n\304\240 w\no r\n\304\240w or\nl d\n\304\240wor ld\n"
     "\304\240 \304\240\n' s\n1 2\n\303\203 \302\251\n\304\212 \304\212\na a\naa a\n"
@@ -78,7 +77,8 @@ static void print_merges(char *out, const char *merges, size_t first, const char
     sprintf(out, "]}}");
 }
 
-// How the models of train_llama split text into words, and what they do before and after that.
+// The rules of train_llama's models: how text is normalised and split into words, and if
+// merges are ignored.
 #define BYTE_LEVEL(regex)                                                       \
     "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":true," \
     "\"use_regex\":" regex "}"
@@ -106,8 +106,8 @@ enum { KIND_COUNT = sizeof KINDS / sizeof KINDS[0] };
 // Three tokens that no merges make: only ignore_merges finds them.
 static const char UNMERGED[] = ",\"llo\":281,\"\xc4\xa0world's\":282,\"123\":283";
 
-// The JSON of a tokenizer: tokens 0 to 255 are the bytes, 256 is <|endoftext|>, then the merges.
-// pairs: merges are written ["a", "b"] instead of "a b".
+// Returns the JSON of a tokenizer: tokens 0 to 255 are the bytes, 256 is <|endoftext|>, then the
+// merges. pairs: merges are written ["a", "b"] instead of "a b".
 static char *make_fixture(bool pairs, const Kind *kind) {
     char *text = malloc(32768);
     if (!text) exit(1);
@@ -142,7 +142,7 @@ static void write_fixture(bool pairs, const Kind *kind) {
     free(json);
 }
 
-// Do the tokens say the text?
+// Returns true if the tokens decode to the text.
 static bool decodes_to(const Tokenizer *tk, const int *tokens, size_t count, const char *text,
                        size_t bytes) {
     size_t at = 0, n;
@@ -458,8 +458,8 @@ static const EncodeCase GPT2_ENCODED[] = {
     {"it'\xffs 'll\xff", 7, {270, 6, 187, 82, 705, 297, 187}},
 };
 
-// Encodes `bytes` bytes of a word that a quadratic encoder would need minutes for, and looks only
-// at whether they come back.
+// Encodes a word so long that a quadratic encoder would need minutes. Checks only that decoding
+// gives it back.
 static void test_long_word(const Tokenizer *tk, const char *what, const char *alphabet) {
     size_t bytes = 1 << 18, n;
     char *text = malloc(bytes);
@@ -487,8 +487,8 @@ static bool open_kind(Tokenizer *tk, const char *file, const char *prompt, Error
     return tokenizer_open_kind(tk, &o, err);
 }
 
-// Compares with the tokens of another encoder: lines of {"kind": K, "text": T, "tokens": [...]},
-// those of one kind. Returns how many lines there are.
+// Compares with the tokens of another encoder: the lines {"kind": K, "text": T, "tokens": [...]}
+// of one kind. Returns the number of lines.
 static size_t compare_cases(const Tokenizer *tk, const char *file, const char *kind, size_t *same) {
     Error err;
     size_t bytes, count = 0;
@@ -571,8 +571,8 @@ static void apply_edit(cJSON *root, const cJSON *edit) {
     }
 }
 
-// Opens the file at `path`, and returns whether the text has the tokens of the package
-// tokenizers, or the refusal names the key or the object that it stands in.
+// Opens the file at `path`. Returns true if the text has the tokens of the package
+// tokenizers, or if the refusal names the key or its object.
 static bool key_is_kept(const cJSON *line, bool plain) {
     Tokenizer tk;
     Error err = {""};
@@ -602,8 +602,8 @@ static bool key_is_kept(const cJSON *line, bool plain) {
     return same;
 }
 
-// Turns on every key that the format has, and one more in each object, as
-// dev/data/golden_tokenizers.py has done: none is passed over without a word.
+// Turns on every key of the format, and one more in each object, as
+// dev/data/golden_tokenizers.py has done. No key is ignored silently.
 static void test_keys(void) {
     Error err;
     size_t bytes, count = 0, kept = 0, reads = 0;

@@ -24,7 +24,7 @@ static void states(const char *what, double values, double floats, double flops)
     stated = KernelWork();
 }
 
-// n elements of zeros on the device.
+// Returns n elements of zeros on the device.
 template <class T>
 static T *zeros(size_t n) {
     T *p;

@@ -18,7 +18,7 @@ static inline bool trainer_state_write(const char *path, const TrainerState *sta
     return fclose(out) == 0;
 }
 
-// verify: its checksums too are compared.
+// Returns true if a checkpoint is sound. verify: compares its checksums, too.
 static inline bool checkpoint_is_sound(const char *dir, bool verify, Error *err) {
     Checksums sums;
     bool ok = checkpoint_sum(dir, NULL, 0, 1, verify, &sums, err) &&
@@ -31,13 +31,13 @@ static inline bool checkpoint_verify(const char *dir, Error *err) {
     return checkpoint_is_sound(dir, true, err);
 }
 
-// The headers alone: are the tensors of the first `kinds` kinds there?
+// Returns true if the headers have the tensors of the first `kinds` kinds.
 static inline bool checkpoint_is_complete(const char *dir, const GPTConfig *config, size_t kinds,
                                           Error *err) {
     return checkpoint_check(dir, config, kinds, 0, 1, NULL, err);
 }
 
-// As a job finds it.
+// Finds the newest sound checkpoint as a job does.
 static inline bool latest_sound(const char *out, bool verify, char path[PATH_MAX], Error *err) {
     Error why;
     for (size_t passed = 0;; passed++) {
@@ -47,8 +47,8 @@ static inline bool latest_sound(const char *out, bool verify, char path[PATH_MAX
     }
 }
 
-// Tensor x in [lo, hi) of a rank's flat buffer: elements [*first, *behind) of its part, none if
-// *first is not below.
+// Sets [*first, *behind) to the elements of tensor x's part in [lo, hi) of a rank's flat
+// buffer. There are none if *first is not below *behind.
 static inline void slice_of(const Tensor *x, size_t lo, size_t hi, size_t *first, size_t *behind) {
     *first = lo > x->offset ? lo - x->offset : 0;
     *behind = hi < x->offset ? 0 : hi - x->offset < x->size ? hi - x->offset : x->size;
