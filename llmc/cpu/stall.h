@@ -2,7 +2,7 @@
 // without progress.
 //
 // defines: environment_number, Random, random_next, environment_random, seconds_wall,
-//          Stall, stall_over, stall_patience, stall_wait
+//          Stall, stall_over, stall_patience, stall_wait, sched_yield
 #ifndef LLMC_STALL_H
 #define LLMC_STALL_H
 
@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -125,5 +126,21 @@ static inline bool stall_wait(Stall *s) {
     if (floor(s->waited) > floor(before) && stall_is_stopped()) s->waited = 0;
     return s->waited > stall_patience();
 }
+
+#ifdef __linux__
+// Gives the core to other processes. Open MPI calls this instead of the C library's, too,
+// whenever a rank waits. On a busy machine a yield may last a time slice of the others, some
+// milliseconds, and each message costs one. After such a yield this sleeps instead for a
+// while, because the kernel runs a process that wakes up at once.
+extern "C" __attribute__((used)) inline int sched_yield() noexcept {
+    static thread_local double sleeps_until = 0;  // s
+    double begin = seconds_wall();
+    if (begin < sleeps_until) return usleep(50);
+    int result = (int)syscall(SYS_sched_yield);
+    double end = seconds_wall();
+    if (end - begin > 1e-3) sleeps_until = end + 0.1;
+    return result;
+}
+#endif
 
 #endif
