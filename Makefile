@@ -124,8 +124,8 @@ $(DIR)/train_% $(DIR)/dev/test/%: DEFINES += $(FEW)
 HOST_LIBS = -Xlinker --as-needed $(CJSON_LIBS) $(PCRE2_LIBS)
 LIBS := $(HOST_LIBS) $(BLAS_LIBS) $(MPI_LIBS)
 DEPENDENCIES = -MMD -MP -MF $@.d -MT $@
-# A program is said by its name; V=1 shows the command.
-SAY = $(if $(V),,@echo '$@';)
+# A program is said by its name; V=1 shows the command. `make test` says the time left, too.
+SAY = $(if $(V),,@$(if $(TESTING),dev/test/run_tests.sh --building,echo) '$@';)
 
 ifeq ($(DEVICE),cpu)
 CU = $(CXX) -x c++ -std=c++17 $(HOST) $(WARNINGS) -Illmc/cpu -Illmc/mpi -I. \
@@ -545,10 +545,14 @@ build-soak: $(call program,train_gpt.cu train_gpt_3d.cu) build/tools/byte_corpus
 test:  ## builds and runs every test; the last line is `N passed, N failed`
 	@dev/setup.sh $(PROBED)
 	@dev/test/run_tests.sh --plan $(DEVICE) '$(ONLY)' > build/test-plan
-	+@$(PARALLEL) DEVICE=$(DEVICE) planned-fp32 planned-bf16 \
-	    $(if $(filter cpu,$(DEVICE)),planned-asan planned-shapes planned-queue planned-profile \
-	    planned-tune)
+	@: > build/test-built
+	+@$(MAKE) -n DEVICE=$(DEVICE) TESTING=1 V= $(PLANNED_ALL) | \
+	    sed -n "s/.*run_tests.sh --building '\(.*\)';.*/\1/p" > build/test-unbuilt
+	+@$(PARALLEL) DEVICE=$(DEVICE) TESTING=1 $(PLANNED_ALL)
 	@dev/test/run_tests.sh $(DEVICE) '$(ONLY)'
+
+PLANNED_ALL = planned-fp32 planned-bf16 $(if $(filter cpu,$(DEVICE)),planned-asan \
+    planned-shapes planned-queue planned-profile planned-tune)
 
 # All three at once, so that no core waits for the last program of one of them.
 planned-fp32 planned-bf16: planned-%:

@@ -1,19 +1,47 @@
 #!/usr/bin/env bash
-# run_tests.sh cpu|cuda [PATTERN]: runs every test program that `make test` has built, prints one
-# line for each with its time when it ends, shows what failed, and sums up: the slowest, then the
-# counts. With a pattern, only those whose title contains it. The whole output of each is kept in
-# build/test-logs. On a CPU one more runs at a time than there are cores, as many of them mostly
-# start programs and wait (run_kill.sh works in 29 of its 79 seconds); on a GPU one does.
+# run_tests.sh cpu|cuda [PATTERN]: runs every test program that `make test` has built. When one
+# ends, prints a line with its counts, its time and the time left, and shows what failed. Sums up at
+# the end: the slowest programs, then the counts. With a pattern, only those whose title contains
+# it. The whole output of each is kept in build/test-logs. On a CPU one more runs at a time than
+# there are cores, as many of them mostly start programs and wait. On a GPU one does.
 # With AGAIN=1, as continuous integration sets it, a program that failed runs once more by itself,
 # and its second result counts: on a busy machine a check that waits for a second may fail. Both
 # results are shown. If more than two programs failed, none runs again.
 # run_tests.sh --plan cpu|cuda [PATTERN]: prints what these programs need, as targets of make. This
 # is all that `make test` builds.
+# run_tests.sh --titles cpu|cuda [PATTERN]: prints the titles of these programs.
+# run_tests.sh --building PROGRAM: says that make begins to build it, with the time left.
+# Times left are estimates, from dev/test/seconds.txt and the time that has passed.
 set -u
 cd "$(dirname "$0")/../.."
 
+# progress TODO DONE SECONDS [BEGUN]: prints `DONE/TODO` and the time left, if SECONDS have passed.
+# TODO and DONE are files with a name on each line; BEGUN more count as done, but not their time. At
+# first the estimate trusts the table, which was measured on two cores, later this machine.
+progress() {
+    awk -v passed="$3" -v begun="${4:-0}" '
+        FILENAME == ARGV[1] { s = $1; sub(/^[0-9]+ /, ""); seconds[$0] = s; next }
+        { count[FILENAME]++; sum[FILENAME] += $0 in seconds ? seconds[$0] : 2 }
+        END {
+            todo = ARGV[2]
+            done = ARGV[3]
+            slower = (passed + 60) / (sum[done] / 2 + 60)
+            left = slower * (sum[todo] - sum[done]) / 2
+            printf "%*d/%d|%s left", length(count[todo]), count[done] + begun, count[todo],
+                left < 100 ? sprintf("%.0f s", left) : sprintf("%.0f min", left / 60)
+        }' dev/test/seconds.txt "$1" "$2"
+}
+
+if [ "${1:-}" = --building ]; then
+    passed=$(($(date +%s) - $(stat -c %Y build/test-unbuilt)))
+    line=$(progress build/test-unbuilt build/test-built $passed 1)
+    echo "$2" >>build/test-built
+    printf '%s  %-46s %s\n' "${line%|*}" "$2" "${line#*|}"
+    exit
+fi
+
 plan=
-[ "${1:-}" = --plan ] && plan=1 && shift
+case ${1:-} in --plan | --titles) plan=${1#--} && shift ;; esac
 device=${1:-} pattern=${2:-}
 if [ "$device" != cpu ] && [ "$device" != cuda ]; then
     echo 'usage: dev/test/run_tests.sh [--plan] cpu|cuda [PATTERN]' >&2
@@ -32,7 +60,8 @@ export OMP_WAIT_POLICY=passive  # threads that wait leave their core to the othe
 [ "$device" = cpu ] && lanes=$(($(nproc 2>/dev/null || echo 2) + 1))
 if [ -z "$plan" ]; then
     mkdir -p "$logs"
-    rm -f "$logs"/*.report
+    rm -f "$logs"/*.report "$logs/done"
+    dev/test/run_tests.sh --titles "$device" "$pattern" >"$logs/titles"
     trap 'kill $(jobs -p) 2>/dev/null; wait; exit 130' INT TERM
     . dev/launch.sh
     export MPIRUN=$launch
@@ -72,8 +101,8 @@ one() {
     [ $((ok + bad)) -eq 0 ] && why=$(grep -am1 '^skip ' "$log")
     {
         echo "$ok $bad $tenths $title"
-        printf '%-52s %-24s %4d.%d s  %s\n' "$title" "$last" $((tenths / 10)) $((tenths % 10)) \
-            "$why"
+        printf '%-46s %-21s %4d.%d s' "$title" "$last" $((tenths / 10)) $((tenths % 10))
+        echo "${why:+  $why}"
         if [ "$bad" -ne 0 ]; then
             # With the output that a shell test shows
             grep -a -A 30 '^FAIL' "$log" | grep -av '^ok ' | head -n 60
@@ -86,12 +115,15 @@ one() {
 
 # Waits until one of the running programs has ended, and shows the reports that are there.
 reap() {
-    local report ok bad tenths title
+    local report ok bad tenths title line
     wait -n 2>/dev/null
     for report in "$logs"/*.report; do
         [ -f "$report" ] || continue
         read -r ok bad tenths title <"$report"
-        tail -n +2 "$report"
+        grep -sqxF "$title" "$logs/done" || echo "$title" >>"$logs/done"
+        line=$(progress "$logs/titles" "$logs/done" $SECONDS)
+        echo "${line%|*}  $(sed -n 2p "$report"), ${line#*|}"
+        tail -n +3 "$report"
         rm "$report"
         passed=$((passed + ok)) failed=$((failed + bad)) ended=$((ended + 1))
         [ "$bad" = 0 ] || failing+=("$ok $bad $title")
@@ -103,6 +135,10 @@ reap() {
 # its program.
 run() {
     [[ $1 == *"$pattern"* ]] || return 0
+    if [ "$plan" = titles ]; then
+        echo "$1"
+        return 0
+    fi
     if [ -n "$plan" ]; then
         # shellcheck disable=SC2086
         printf '%s\n' "${@:3}" | grep -m1 "^build/.*/"
