@@ -1,6 +1,7 @@
 // train_context.cu: train_data.cu plus context parallelism: ranks share each sequence.
 // parent: dev/lessons/train_data.cu
-//  Each of c neighbours of the d ranks has T/c tokens of a sequence. Only attention mixes
+//
+// Each of c neighbours of the d ranks has T/c tokens of a sequence. Only attention mixes
 // tokens, in one of two ways. Ulysses (Jacobs et al. 2023): an all-to-all gives each rank
 // all tokens of 1/c of the heads, and another one brings the outputs back. Ring (Liu et al.
 // 2023): keys and values go round. Each rank attends to the ones that it has, and merges

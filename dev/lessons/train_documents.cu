@@ -1,11 +1,13 @@
 // train_documents.cu: train_context.cu for sequences of several documents.
 // parent: dev/lessons/train_context.cu
-//  A token sees its own document only, and positions count from the document's beginning. So
+//
+// A token sees its own document only, and positions count from the document's beginning. So
 // a sequence trains as its documents would one by one. A document begins at the token --eot.
 // For each token the host stores where its document begins, one int. Attention skips all
 // tiles before it. The ring skips all pairs of ranks that no document joins.
 //
-//  Each of c neighbours of the d ranks has T/c tokens of a sequence. Only attention mixes
+//
+// Each of c neighbours of the d ranks has T/c tokens of a sequence. Only attention mixes
 // tokens, in one of two ways. Ulysses (Jacobs et al. 2023): an all-to-all gives each rank
 // all tokens of 1/c of the heads, and another one brings the outputs back. Ring (Liu et al.
 // 2023): keys and values go round. Each rank attends to the ones that it has, and merges

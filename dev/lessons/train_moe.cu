@@ -6,7 +6,8 @@
 // llmc/kernels/moe.cuh.) Groups of e data ranks share out the experts. One all-to-all takes
 // tokens to them, another one brings the results back. So an expert sees the tokens of e
 // ranks.
-//  The d ranks share the global batch. The gradients of a layer are two buckets. One is
+//
+// The d ranks share the global batch. The gradients of a layer are two buckets. One is
 // the experts', summed over the d/e ranks that hold the same experts. The other is the
 // rest, summed over all d ranks. ZeRO-1: each of the ranks that hold a bucket then owns a
 // part of it, and updates that. The weights are gathered again while the next forward
