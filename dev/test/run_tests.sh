@@ -11,7 +11,8 @@
 # is all that `make test` builds.
 # run_tests.sh --titles cpu|cuda [PATTERN]: prints the titles of these programs.
 # run_tests.sh --building PROGRAM: says that make begins to build it, with the time left.
-# Times left are estimates, from dev/test/seconds.txt and the time that has passed.
+# Times left are estimates, from the time that has passed and dev/test/seconds.txt: seconds of a
+# core, 2 for names that are not in it.
 set -u
 cd "$(dirname "$0")/../.."
 
