@@ -53,7 +53,6 @@
 #ifndef LLMC_PIPELINE_H
 #define LLMC_PIPELINE_H
 
-#include <limits.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdlib.h>

@@ -22,10 +22,8 @@
 #ifndef LLMC_TRAINER_CUH
 #define LLMC_TRAINER_CUH
 
-#include <limits.h>
 #include <math.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -16,19 +16,19 @@
 set -u
 cd "$(dirname "$0")/../.."
 
-# progress TODO DONE SECONDS [BEGUN]: prints `DONE/TODO` and the time left, if SECONDS have passed.
-# TODO and DONE are files with a name on each line; BEGUN more count as done, but not their time. At
-# first the estimate trusts the table, which was measured on two cores, later this machine.
+# progress ALL DONE SECONDS [BEGUN]: prints `DONE/ALL` and the time left after SECONDS. ALL and DONE
+# are files with a name on each line. BEGUN more count as done, but not their time. At first the
+# estimate trusts the table, which was measured on two cores, later this machine.
 progress() {
     awk -v passed="$3" -v begun="${4:-0}" '
         FILENAME == ARGV[1] { s = $1; sub(/^[0-9]+ /, ""); seconds[$0] = s; next }
         { count[FILENAME]++; sum[FILENAME] += $0 in seconds ? seconds[$0] : 2 }
         END {
-            todo = ARGV[2]
+            all = ARGV[2]
             done = ARGV[3]
             slower = (passed + 60) / (sum[done] / 2 + 60)
-            left = slower * (sum[todo] - sum[done]) / 2
-            printf "%*d/%d|%s left", length(count[todo]), count[done] + begun, count[todo],
+            left = slower * (sum[all] - sum[done]) / 2
+            printf "%*d/%d|%s left", length(count[all]), count[done] + begun, count[all],
                 left < 100 ? sprintf("%.0f s", left) : sprintf("%.0f min", left / 60)
         }' dev/test/seconds.txt "$1" "$2"
 }

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # run_threads.sh [BUILD]: a short training has the same bits with 1, 2 and 3 threads, in both
 # precisions. It compares every loss and norm in the log, every weight and every moment. Products
-# are cut into tiles, and kernels into blocks, by their sizes alone. Ends with `N passed, N failed`.
+# are cut into tiles, and kernels into blocks, by their sizes alone. MPI's waits call the stand-ins'
+# sched_yield. Ends with `N passed, N failed`.
 # needs: fp32/train_gpt bf16/train_gpt
 . "$(dirname "$0")/report.sh"
 cpu_only 'a GPU has the threads that a launch names'
@@ -50,4 +51,10 @@ for precision in fp32 bf16; do
         report $? "$precision: the same first weights with $threads"
     done
 done
+# The loader says to which file it binds a name. A library bound to libc would yield as before.
+LD_BIND_NOW=1 LD_DEBUG=bindings "$build/train_gpt" --version 2>&1 | grep 'sched_yield' \
+    >"$dir/output"
+[ -s "$dir/output" ] && ! grep -v ' to .*/train_gpt ' "$dir/output"
+report $? "each library that yields calls the stand-ins' sched_yield"
+
 finish

@@ -7,7 +7,6 @@
 
 #include <string.h>
 
-#include <utility>
 
 #ifdef __FMA__
 #include <immintrin.h>

@@ -19,7 +19,6 @@
 #define CPU_CLOCK 1  // tells trainers that the device may keep virtual time
 
 #include <math.h>
-#include <stdint.h>
 
 #include <algorithm>
 #include <utility>

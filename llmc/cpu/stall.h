@@ -133,13 +133,12 @@ static inline bool stall_wait(Stall *s) {
 // milliseconds, and each message costs one. After such a yield this sleeps instead for a
 // while, because the kernel runs a process that wakes up at once.
 extern "C" __attribute__((used)) inline int sched_yield() noexcept {
-    static thread_local double sleeps_until = 0;  // s
+    static thread_local double sleeps_until;  // s
     double begin = seconds_wall();
     if (begin < sleeps_until) return usleep(50);
-    int result = (int)syscall(SYS_sched_yield);
-    double end = seconds_wall();
-    if (end - begin > 1e-3) sleeps_until = end + 0.1;
-    return result;
+    syscall(SYS_sched_yield);
+    if (seconds_wall() - begin > 1e-3) sleeps_until = begin + 0.1;
+    return 0;
 }
 #endif
 

@@ -4,8 +4,6 @@
 #ifndef LLMC_MEMORY_H
 #define LLMC_MEMORY_H
 
-#include <stdbool.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

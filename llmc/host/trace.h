@@ -6,7 +6,6 @@
 #ifndef LLMC_TRACE_H
 #define LLMC_TRACE_H
 
-#include <math.h>
 
 #include "llmc/host/file.h"
 

@@ -7,7 +7,6 @@
 #define LLMC_CUDA_COMMON_CUH
 
 #include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -10,7 +10,6 @@
 #ifndef LLMC_PACKS_CUH
 #define LLMC_PACKS_CUH
 
-#include <type_traits>
 
 #include "llmc/kernels/shares.cuh"
 
