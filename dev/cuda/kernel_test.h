@@ -5,6 +5,7 @@
 
 #include <float.h>
 #include <math.h>
+#include <stdint.h>
 
 #include "dev/test/check.h"
 #include "llmc/kernels/cuda_common.cuh"

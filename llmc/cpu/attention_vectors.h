@@ -7,6 +7,7 @@
 
 #include <string.h>
 
+#include <utility>
 
 #ifdef __FMA__
 #include <immintrin.h>

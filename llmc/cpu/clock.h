@@ -21,7 +21,6 @@
 #include <math.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "llmc/sim/cost.h"
 #include "llmc/sim/kernel.h"

@@ -3,6 +3,7 @@
 #ifndef LLMC_CPU_VECTORS_H
 #define LLMC_CPU_VECTORS_H
 
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 

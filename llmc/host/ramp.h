@@ -9,7 +9,6 @@
 #define LLMC_RAMP_H
 
 #include <math.h>
-#include <stdio.h>
 
 #include "llmc/host/error.h"
 

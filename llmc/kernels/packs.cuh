@@ -10,6 +10,7 @@
 #ifndef LLMC_PACKS_CUH
 #define LLMC_PACKS_CUH
 
+#include <type_traits>
 
 #include "llmc/kernels/shares.cuh"
 

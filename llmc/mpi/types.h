@@ -9,7 +9,6 @@
 #include <limits.h>
 #include <stdbool.h>
 #include <stddef.h>
-#include <string.h>
 
 typedef struct ncclComm *ncclComm_t;
 typedef struct {
