@@ -21,6 +21,7 @@
 #include <math.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "llmc/sim/cost.h"
 #include "llmc/sim/kernel.h"

@@ -7,6 +7,7 @@
 #define LLMC_STALL_H
 
 #include <dirent.h>
+#include <errno.h>
 #include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
