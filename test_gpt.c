@@ -176,9 +176,8 @@ static void group_shapes(Context *x) {
         const Shape *s = &SHAPES[i];
         Training h = {s->T, s->global, STEPS, 1e-4, 0.1, 1.0, 0.9, 0.95, 1e-8, 0};
         size_t count = s->T * s->global * STEPS + 1;
-        double scale =
-            s->C <= 32 ? 0.2
-                       : 0.2 * sqrt(32 / (double)s->C);  // so that activations do not grow with C
+        // Activations shall not grow with C.
+        double scale = s->C <= 32 ? 0.2 : 0.2 * sqrt(32 / (double)s->C);
         Reference ref = random_model(s->L, s->C, s->NH, s->V, s->maxT, scale, 10 + i);
         int *tokens = random_tokens(count, s->V, 20 + i);
         write_model("model", &ref.table, ref.params, INTACT);
@@ -1197,10 +1196,10 @@ static const Group GROUPS[] = {
     {"reports", group_reports},      // validation, samples, schedules, trace, help
     {"refusals", group_refusals},    // bad input
     {"failures", group_failures},    // full disk, NaN, signals
-    {"layouts",
-     group_layouts},  // every layout against the reference, and the bits that it must share
-    {"pipeline",
-     group_pipeline},  // the same for stages, chunks and micro-batches, systematically
+    // Every layout against the reference, and the bits that it must share.
+    {"layouts", group_layouts},
+    // The same for stages, chunks and micro-batches, systematically.
+    {"pipeline", group_pipeline},
 };
 
 int main(int argc, char **argv) {

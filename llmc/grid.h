@@ -136,8 +136,8 @@ static inline bool rank_options_resolve(Options *o, size_t ranks, Error *err) {
     size_t *last = o->groups.sections & OPTIONS_DATA       ? &g->d
                    : o->groups.sections & OPTIONS_PIPELINE ? &g->p
                                                            : &g->t;
-    bool takes_rest =
-        *last == 0;  // the last size that this trainer has: all ranks that are left over
+    // The last size that this trainer has takes all ranks that are left over.
+    bool takes_rest = *last == 0;
     if (!g->t) g->t = 1;
     if (!g->p) g->p = 1;
     if (!g->d) g->d = 1;

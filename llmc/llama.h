@@ -81,8 +81,8 @@ static inline void llama_make(Llama *m) {
     enum { Q2 = 1 << QWEN2, Q3 = 1 << QWEN3, N = 1 << NEMOTRON };
     enum { UNTIED = 1 << LLAMA_TYPE_COUNT, ALL = UNTIED - 1, GATED = ALL & ~N };
     const unsigned decays = TENSOR_DECAYS, norm = TENSOR_NORM, joined = TENSOR_JOINED;
-    const Init one = m->type == NEMOTRON ? INIT_ZERO
-                                         : INIT_ONE;  // LayerNorm1P adds the one
+    // LayerNorm1P adds the one.
+    const Init one = m->type == NEMOTRON ? INIT_ZERO : INIT_ONE;
 #define LAYER "model.layers.%zu."
     const struct {
         unsigned models;

@@ -91,8 +91,8 @@ static inline MoeSpec moe_spec(size_t E, size_t k) {
 // Returns true for a bucket of experts. Only the data ranks that hold the same experts
 // sum it and share it.
 static inline bool bucket_of_experts(const ParamTable *table, size_t bucket) {
-    bool experts = table->bucket_count ==
-                   BUCKET_LAYERS + 2 * table->shard.n_layers + 1;  // each layer has two
+    // Each layer has two buckets if there are experts.
+    bool experts = table->bucket_count == BUCKET_LAYERS + 2 * table->shard.n_layers + 1;
     return experts && bucket > BUCKET_LAYERS && bucket < table->bucket_count - 1 &&
            bucket % 2 == 1;
 }

@@ -247,12 +247,12 @@ typedef struct {
     size_t chunks;          // v
     size_t *first, *count;  // [chunks] the layers of a chunk, in the numbering of this
                             // stage's parameter table
+    // [step_count] slot of the activations of the step's micro-batch and chunk.
     size_t most_layers;     // the largest count
     size_t layer_count;     // of all chunks together
     size_t *layers;         // [layer_count] their numbers in the whole model
     PipelineStep *steps;    // [step_count] this stage's part of a training step
-    size_t
-        *slot;  // [step_count] slot of the activations of the step's micro-batch and chunk
+    size_t *slot;
     size_t step_count, slots;
 } PipelinePlan;
 

@@ -308,10 +308,10 @@ static inline bool pipeline_prove_list(const PipelineLists *l, int stage, Error 
             err, "stage %d has %zu step%s, and %d micro-batches in %d chunks are %zu%s",
             stage, count, count == 1 ? "" : "s", m, v, (split ? 3 : 2) * pairs,
             split ? " with their weight steps" : "");
-    unsigned char *done =
-        (unsigned char *)host_alloc(pairs, 1);  // steps of each micro-batch and chunk
-    int *ordered = (int *)host_alloc(3 * (size_t)v,
-                                     sizeof *ordered);  // [3][v] steps of a kind and chunk
+    // Steps of each micro-batch and chunk.
+    unsigned char *done = (unsigned char *)host_alloc(pairs, 1);
+    // [3][v] steps of a kind and chunk.
+    int *ordered = (int *)host_alloc(3 * (size_t)v, sizeof *ordered);
     bool turns = l->folded && stage == l->p - 1;  // chunk 0 hands its output to chunk 1
     bool ok = true;
     for (size_t i = 0; ok && i < count; i++) {

@@ -71,8 +71,8 @@ static inline void reference_layernorm_backward(double *dinp, double *dweight,
                                                 size_t N, size_t C) {
     for (size_t n = 0; n < N; n++) {
         const double *x = inp + n * C, *dy = dout + n * C;
-        double dnorm_mean = 0,
-               dnorm_norm_mean = 0;  // means over c of dnorm and of dnorm * norm
+        // Means over c of dnorm and of dnorm * norm.
+        double dnorm_mean = 0, dnorm_norm_mean = 0;
         for (size_t c = 0; c < C; c++) {
             double norm = (x[c] - mean[n]) * rstd[n], dnorm = dy[c] * weight[c];
             dnorm_mean += dnorm / (double)C;
@@ -188,8 +188,8 @@ static inline void reference_attention_backward(double *dqkv, const double *dout
         size_t b = i / T / NH, h = i / T % NH, t = i % T;
         size_t query = (b * T + t) * 3 * C + h * HS;
         const double *row = att + i * T, *dy = dout + (b * T + t) * C + h * HS;
-        double mean =
-            0;  // sum over s of row[s] * drow[s], which the softmax's gradient subtracts
+        // The sum over s of row[s] * drow[s], which the softmax's gradient subtracts.
+        double mean = 0;
         for (size_t pass = 0; pass < 2; pass++) {
             for (size_t s = reference_first(first, b * T + t); s <= t; s++) {
                 size_t key = (b * T + s) * 3 * C + C + h * HS, value = key + C;
@@ -221,8 +221,8 @@ static inline void reference_gelu_backward(double *dinp, const double *dout,
                                            const double *inp, size_t n) {
     for (size_t i = 0; i < n; i++) {
         double x = inp[i], tanh_x = tanh(REFERENCE_GELU_SCALE * (x + 0.044715 * x * x * x));
-        double slope = REFERENCE_GELU_SCALE *
-                       (1.0 + 3.0 * 0.044715 * x * x);  // of the tanh's argument
+        // The slope of the tanh's argument.
+        double slope = REFERENCE_GELU_SCALE * (1.0 + 3.0 * 0.044715 * x * x);
         dinp[i] += dout[i] *
                    (0.5 * (1.0 + tanh_x) + 0.5 * x * (1.0 - tanh_x * tanh_x) * slope);
     }

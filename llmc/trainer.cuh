@@ -82,8 +82,8 @@ struct Trainer {
     int last_stage;       // its first rank, which has the logits of samples
     size_t B, T, micros;  // sequences of a micro-batch, their tokens on this rank,
                           // micro-batches of the batch
-    Tokens
-        tokens;  // the T tokens of a sequence on this rank: all, unless a lesson cuts it
+    // The T tokens of a sequence on this rank: all, unless a lesson cuts it.
+    Tokens tokens;
     size_t readers, reader;  // groups of ranks that read different samples, and this rank's
     size_t batch;  // sequences of the current batch, on all data ranks: on a ramp
                    // fewer than --global-batch

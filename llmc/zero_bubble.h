@@ -202,8 +202,8 @@ static inline void zero_bubble_auto(PipelineLists *l, const PipelineTimes *times
                    NULL, leaves};
     run.tree = (AutoClock *)host_alloc(2 * (size_t)leaves, sizeof *run.tree);
     for (int i = 0; i < 2 * leaves; i++) run.tree[i].bits = ~0ull;
-    int same_up_to[4] = {INT_MIN, INT_MIN, INT_MIN,
-                         INT_MIN};  // for each patience: of its last run
+    // For each patience, of its last run.
+    int same_up_to[4] = {INT_MIN, INT_MIN, INT_MIN, INT_MIN};
     for (int s = 0; s < p; s++) {
         stages[s].arrival[0] = arrivals + 2 * (size_t)s * m;
         stages[s].arrival[1] = stages[s].arrival[0] + m;
@@ -226,8 +226,8 @@ static inline void zero_bubble_auto(PipelineLists *l, const PipelineTimes *times
         run.extra = i / 4 * p / 4;
         run.patience = 0.25 * (i % 4) * times->step[STEP_WEIGHT];
         if (run.extra <= same_up_to[i % 4]) continue;
-        double end = auto_run(&run, best.end + 2 * small,
-                              &span);  // without waiting for buffers: a lower bound
+        // Without waiting for buffers: a lower bound.
+        double end = auto_run(&run, best.end + 2 * small, &span);
         same_up_to[i % 4] = run.least_ahead;
         if (!auto_better(end, span, &best, small)) continue;
         if (!pipeline_walk(&run.lists, PIPELINE_BUFFERS, times, &now, &err)) continue;

@@ -163,8 +163,8 @@ static bool rounded(const Problem *p) {
 // There are only these n moments and master weights, from element 0 on, as a sharded optimizer
 // has them.
 static bool check_size(size_t n, size_t shift, double *worst) {
-    size_t mark = test_count, total = n + shift + 4,
-           half = n / 2;  // the elements around must not change
+    // The elements around the half must not change.
+    size_t mark = test_count, total = n + shift + 4, half = n / 2;
     float *w = test_values(total, 0.0, 1.0, 1), *g = test_values(total, 0.0, 0.1, 2);
     float *m = test_values(total, 0.0, 0.05, 3), *v = test_values(total, 0.01, 0.005, 4);
     double *ww = widened(w, total), *mw = widened(m, total), *vw = widened(v, total);

@@ -631,9 +631,8 @@ __global__ void sum_heads(floatX *dqkv, const floatX *dwide, size_t NH, size_t K
     const floatX *from = dwide + blockIdx.x * 3 * NH * HS;
     for (size_t i = threadIdx.x; i < (NH + 2 * KV) * HS; i += blockDim.x) {
         size_t head = i / HS, group = head < NH ? 1 : NH / KV;
-        size_t first = head < NH
-                           ? head
-                           : NH + (head - NH) * group;  // the parts of k and v follow each other
+        // The parts of k and v follow each other.
+        size_t first = head < NH ? head : NH + (head - NH) * group;
         float sum = 0.0f;
         for (size_t j = 0; j < group; j++) sum += to_float(from[(first + j) * HS + i % HS]);
         to[i] = from_float<floatX>(sum);
@@ -977,8 +976,8 @@ static void checks(void) {
     test_shape(1, 67, 256, 1, true);
     test_shape(1, 40, 300, 1, false);  // more than 256
     test_shape(1, 514, 64, 1, false);
-    test_shape(1, 65, 64, 1,
-               true);  // 64 and 128: few tiles, more than a ring has, a whole number of them
+    // 64 and 128: few tiles, more than a ring has, a whole number of them.
+    test_shape(1, 65, 64, 1, true);
     test_shape(1, 65, 128, 1, true);
     test_shape(1, 333, 128, 2, true);
     test_shape(1, 160, 256, 2, true);

@@ -135,8 +135,8 @@ static inline void kernel_times_print(KernelTimes *t) {
         double computing = peak > 0 ? 1e3 * r->flops / peak : 0;
         double roof = moving > computing ? moving : computing;
         char name[64];
-        bool product = r->name == MATRIX_PRODUCT,
-             wrapped = r->name[0] == '(';  // a template's name with commas
+        // A template's name has commas and is wrapped in parentheses.
+        bool product = r->name == MATRIX_PRODUCT, wrapped = r->name[0] == '(';
         if (product)
             snprintf(name, sizeof name, "%s of %.4g GFLOP", r->name,
                      1e-9 * r->flops / (double)r->calls);

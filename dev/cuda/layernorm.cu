@@ -333,8 +333,8 @@ static void check_shape(size_t N, size_t C, double center) {
     Want want = reference(res, w, b, dout, N, C);
     worst = fmax(worst, test_error(out, want.out, N * C) / outer);
     layernorm_forward(ln, d_sum, d_w, d_b, N, C, stream);
-    ok = ok && same_bits(out, to_host_floatX(d_out, N * C, stream),
-                         N * C);  // of the residual as stored: the same bits
+    // The normalised rows are those of the residual as stored, bit by bit.
+    ok = ok && same_bits(out, to_host_floatX(d_out, N * C, stream), N * C);
     // backward: overwriting, then in place with accumulation and the residual's gradient
     float *d_dw = to_device(w, C), *d_db = to_device(b, C);
     float *scratch = test_floats(reduce_scratch_floats(N, C, C));

@@ -163,8 +163,8 @@ __global__ void __launch_bounds__(128)
     product_mma(floatX *d, const floatX *a, const floatX *b, size_t M, size_t N, size_t K) {
     alignas(16) __shared__ floatX tile_a[2][WIDE * STRIDE_A], tile_b[2][MMA_DEPTH * STRIDE_B];
     size_t row = (size_t)blockIdx.y * WIDE, col = (size_t)blockIdx.x * WIDE;
-    int lane = threadIdx.x % 32, own = (int)threadIdx.x / 32 * 16,
-        stage = 0;  // own: the warp's first row
+    // own: the warp's first row.
+    int lane = threadIdx.x % 32, own = (int)threadIdx.x / 32 * 16, stage = 0;
     float sum[WIDE / 8][4] = {};
     copy_tile<WIDE, MMA_DEPTH, STRIDE_A>(tile_a[0], a, row, 0, M, K);
     copy_tile<MMA_DEPTH, WIDE, STRIDE_B>(tile_b[0], b, 0, col, K, N);
@@ -512,8 +512,8 @@ static double row_asks(const Problem *p, const Row *row) {
     double out = (double)(p->N * p->OC), inp = (double)(p->N * p->IC),
            weight = (double)(p->IC * p->OC), elements = 0.0;
     if (row->result == DBIAS) elements = out;
-    if (row->result ==
-        OUT_GELU) {  // pre_gelu is written and read, out written; a bias kernel reads and writes
+    // pre_gelu is written and read, out written; a bias kernel reads and writes.
+    if (row->result == OUT_GELU) {
         elements = inp + weight + (row->kernel.number == 1 ? 5.0 : 3.0) * out;
     }
     return elements * (double)sizeof(floatX);

@@ -155,8 +155,8 @@ static void bench(void) {
     KernelWork work = lab_stated(&lab, LAB_LAST(ROPE), &p);
     double moved = 2.0 * (double)(N * 40 * 128 * sizeof(floatX)),
            table = (double)(N * 128 * sizeof(float));
-    double asks[] = {moved, moved + 40.0 * table,
-                     moved + 40.0 * table};  // each head reads the table's row again
+    // Each head reads the table's row again.
+    double asks[] = {moved, moved + 40.0 * table, moved + 40.0 * table};
     for (const LabKernel &k : ROPE) lab_bench(&lab, &k, &p, work, asks[k.number - 1]);
 }
 

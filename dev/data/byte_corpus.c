@@ -99,8 +99,8 @@ int main(int argc, char **argv) {
         "VAL.bin).\n";
     tool_begin(argc, argv, usage);
     if (argc < 4 || argv[1][0] == '-') return fputs(usage, stderr), 2;
-    signal(SIGXFSZ,
-           SIG_IGN);  // a shard that grows too large is an error of the write, with a sentence
+    // A shard that grows too large is an error of the write, with a message.
+    signal(SIGXFSZ, SIG_IGN);
     check_output(argv[1], argv + 2, argc - 2);
     check_output(argv[2], argv + 3, argc - 3);
     shard_open(&shards[0], argv[1]);
@@ -114,8 +114,8 @@ int main(int argc, char **argv) {
         uint16_t tokens[BLOCK];
         int last = -1;  // the shard that has the previous piece of this file
         for (;;) {
-            size_t n =
-                fread(bytes, 1, BLOCK - position % BLOCK, file);  // up to the end of the block
+            // Up to the end of the block.
+            size_t n = fread(bytes, 1, BLOCK - position % BLOCK, file);
             if (ferror(file)) fail("cannot read", argv[i]);
             if (n == 0) break;
             int now = position / BLOCK % VAL_EVERY == VAL_PHASE;

@@ -100,8 +100,8 @@ typedef struct {
 } Sent;
 typedef struct {
     double stages, micros, chunks, parameters, flops, reserve, counted, bubble, formula;
-    Sent all[GROUP_COUNT][NCCL_MPI_OPS],
-        rank[GROUP_COUNT][NCCL_MPI_OPS];  // of all ranks together, and of one
+    // What all ranks together send, and what one does.
+    Sent all[GROUP_COUNT][NCCL_MPI_OPS], rank[GROUP_COUNT][NCCL_MPI_OPS];
     StageBytes rank_bytes;
     StageBytes stage[1];  // [stages] of the first rank of each
 } Layout;

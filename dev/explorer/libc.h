@@ -83,8 +83,8 @@ extern FILE *stdout, *stderr;
 extern char stderr_text[4096];
 int vsnprintf(char *out, size_t size, const char *format, va_list args);
 int snprintf(char *out, size_t size, const char *format, ...);
-int sscanf(const char *text, const char *format,
-           ...);  // declared for the ramp, which the page has none of
+// Declared for the ramp, which the page has none of.
+int sscanf(const char *text, const char *format, ...);
 int fprintf(FILE *file, const char *format, ...);
 int printf(const char *format, ...);
 int fflush(FILE *file);

@@ -13,8 +13,8 @@ static char *file_read(const char *path, size_t most, size_t *bytes, Error *err)
 
 // A list by hand, whose chunks may lie in a V, has a number behind those of the schedules.
 enum { TEXT_BYTES = 1 << 20, MOST_STEPS = 1 << 21, BY_HAND = SCHEDULE_COUNT, V_BY_HAND };
-char schedule_text[TEXT_BYTES],
-    command_text[TEXT_BYTES];  // from the page: a list by hand, a command line
+// From the page: a list by hand, a command line.
+char schedule_text[TEXT_BYTES], command_text[TEXT_BYTES];
 
 static char *file_read(const char *path, size_t most, size_t *bytes, Error *err) {
     (void)path, (void)most, (void)err;

@@ -46,9 +46,9 @@ typedef struct {
     Wish wish;
     Candidate *all;                // [count] in the order of their bounds
     size_t count, room;
+    // beaten: not simulated, as their bound is no better than the best.
     size_t listed;                 // layouts that the trainer accepts
-    size_t refused, too_large, simulated,
-        beaten;  // beaten: not simulated, as their bound is no better than the best
+    size_t refused, too_large, simulated, beaten;
     char why[sizeof(Error)];       // of one refusal
     Candidate best[SEARCH_BEST];
     size_t found;
@@ -570,8 +570,8 @@ static inline void search_report(const Search *s, size_t at, double began, doubl
     *last = now;
     size_t end = at;
     while (end < s->count && s->all[end].bound <= search_limit(s)) end++;
-    char left[64] =
-        "";  // known once there are as many as are reported: then a bound ends the search
+    // Known once there are as many as are reported: then a bound ends the search.
+    char left[64] = "";
     if (at && s->found == SEARCH_BEST)
         snprintf(left, sizeof left, ", best %.3f s, at most %.0f s left", s->best[0].seconds,
                  (now - began) / (double)at * (double)(end - at));

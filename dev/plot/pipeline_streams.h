@@ -44,8 +44,8 @@ typedef struct {
     // input
     int p, m, v;
     size_t buffers;
-    double cost[3],
-        transfer;  // of a forward, an input half and a weight half of one chunk, and of a message
+    // Of a forward, an input half and a weight half of one chunk, and of a message.
+    double cost[3], transfer;
     const double *scale;  // [p * v] how many times that a global chunk's steps cost; NULL: 1
     int stream_of[STREAM_COUNT];  // {0, 1, 2, 3, 4}, in a V to 8, or several roles on one stream,
                                   // to see it fail

@@ -134,8 +134,8 @@ static void measure(Timeline *t) {
     memset(t->lanes, 0, sizeof t->lanes);
     memset(t->busy, 0, (size_t)t->ranks * sizeof *t->busy);
     size_t counts[3] = {0, 0, 0};
-    double covered = 0, total = 0, losses = 0, most = 0,
-           sums[3] = {0, 0, 0};  // covered: up to where it is counted
+    // covered: up to where it is counted.
+    double covered = 0, total = 0, losses = 0, most = 0, sums[3] = {0, 0, 0};
     for (size_t i = 0; i < t->trace.count; i++) {
         const TraceEvent *e = &t->trace.events[i];
         double from = e->start_us, to = from + e->duration_us;

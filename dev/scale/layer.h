@@ -17,8 +17,8 @@
 typedef struct {
     const char *name;
     TimePart part;
-    double
-        seconds;  // that the compute stream spends on it: what other operations hide is not in it
+    // What the compute stream spends on it, without what other operations hide.
+    double seconds;
 } LayerOp;
 
 enum { OPS_MAX = 96, LAYER_WIDTH = 2 };  // bytes of an activation, and of a GEMM's factors: bf16

@@ -104,8 +104,8 @@ static inline void row_parse(char **header, size_t columns, char **fields, size_
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes && !row->why[0]; i++)
         if (!sizes[i].value)
             snprintf(row->why, sizeof row->why, "%s is no number that a run has", sizes[i].name);
-    if (!row->why[0] &&
-        r->global_batch % (r->micro_batch * r->d))  // some ran with batches that do not divide
+    // Some ran with batches that do not divide.
+    if (!row->why[0] && r->global_batch % (r->micro_batch * r->d))
         snprintf(row->why, sizeof row->why, "the batch is no multiple of mbs * d");
     row->bad = row->why[0] != 0;
 }

@@ -275,8 +275,9 @@ static void print_tables(const Study *s) {
         Chart c = figure(s, number);
         for (size_t i = 0; i < c.count; i++) {
             const Series *line = &c.series[i];
-            for (size_t k = 0; k<line->count; k += line->count> 1 ? line->count - 1
-                                                                  : 1) {  // the ends of each line
+            // The ends of each line.
+            size_t stride = line->count > 1 ? line->count - 1 : 1;
+            for (size_t k = 0; k < line->count; k += stride) {
                 const StudyPoint *p = &line->points[k];
                 printf("| %d | %s | %g | %.*f | ", number, line->name, p->x, number == 17 ? 2 : 0,
                        p->ours);

@@ -27,8 +27,8 @@ __attribute__((format(printf, 2, 3))) static int run(int (*program)(int, char **
     fflush(stdout);
     pid_t child = fork();
     if (child == 0) {
-        struct rlimit limit = {20 << 20,
-                               20 << 20};  // no picture of a test is larger, or takes longer
+        // No picture of a test is larger, or takes longer.
+        struct rlimit limit = {20 << 20, 20 << 20};
         setrlimit(RLIMIT_FSIZE, &limit);
         alarm(20);
         if (!freopen("/dev/null", "w", stderr) || !freopen(run_output, "w", stdout)) _exit(99);

@@ -55,9 +55,9 @@ typedef struct {
 
 // How a run differs from a plain one.
 typedef struct {
+    // Bytes that no file may exceed, which is how a full disk is played; 0: none.
     const char *env;    // "NAME=VALUE NAME=VALUE"
-    size_t
-        file_limit;  // bytes that no file may exceed, which is how a full disk is played; 0: none
+    size_t file_limit;
 } Setting;
 
 static const Setting PLAIN = {"", 0};
@@ -106,8 +106,8 @@ static inline void prefer_plain_kernels(void) { setenv("ONEDNN_MAX_CPU_ISA", "SS
 // stdout.txt and stderr.txt in the working directory.
 static inline pid_t start(const char *build, const Layout *layout, Setting setting,
                           const char *flags) {
-    const char *mpirun =
-        getenv("MPIRUN");  // dev/test/run_tests.sh sets it to what the probe has found
+    // dev/test/run_tests.sh sets it to what the probe has found.
+    const char *mpirun = getenv("MPIRUN");
     char program[PATH_MAX + 64], mpi[256], own[ARG_BYTES], given[ARG_BYTES], env[ARG_BYTES];
     char *args[MAX_ARGS], *names[MAX_ARGS];
     size_t count = 0;
@@ -138,8 +138,8 @@ static inline pid_t start(const char *build, const Layout *layout, Setting setti
     setpgid(0, 0);  // a group of its own, so that a timeout ends mpirun and all its ranks
     if (!freopen("/dev/null", "r", stdin) || !freopen("stdout.txt", "w", stdout) ||
         !freopen("stderr.txt", "w", stderr)) _exit(126);
-    setenv("OMP_WAIT_POLICY", "passive",
-           0);  // waiting threads that spin are slow where cores are shared
+    // Waiting threads that spin are slow where cores are shared.
+    setenv("OMP_WAIT_POLICY", "passive", 0);
     if (layout->ranks > 1) setenv("OMP_NUM_THREADS", "1", 0);
     for (size_t i = 0; i < variables; i++) putenv(names[i]);
     if (setting.file_limit) {
@@ -230,8 +230,8 @@ static inline Log read_log(const char *path) {
         if (!isnan(number(json, "val_loss")) && log.vals < MAX_STEPS) {
             log.val_step[log.vals] = number(json, "step");
             log.val[log.vals++] = number(json, "val_loss");
-        } else if (isnan(number(json, "layer")) &&
-                   log.steps < MAX_STEPS) {  // not a step's lines of experts
+        } else if (isnan(number(json, "layer")) && log.steps < MAX_STEPS) {
+            // A step's lines of experts have a layer.
             log.step[log.steps] = number(json, "step");
             log.loss[log.steps] = number(json, "loss");
             log.norm[log.steps] = number(json, "grad_norm");

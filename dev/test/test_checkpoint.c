@@ -1380,8 +1380,8 @@ static void test_unsound(void) {
 static void test_shares(void) {
     Error err = {""};
     const char *dir = in_root("shares/step-00000001");
-    static const GPTConfig wide = {2,   192, 3,   700,
-                                   768, 40,  NULL};  // some tensors are longer than a piece
+    // Some tensors are longer than a piece.
+    static const GPTConfig wide = {2,   192, 3,   700, 768, 40,  NULL};
     bool ok = save_one(in_root("shares"), 1, &wide, &err);
     Checksums whole, sums[5];
     ok = ok && checkpoint_sum(dir, NULL, 0, 1, true, &whole, &err) &&
@@ -1671,8 +1671,8 @@ static void test_overlay(void) {
 
 int main(void) {
     const char *tmpdir = getenv("TMPDIR") ? getenv("TMPDIR") : P_tmpdir;
-    const char *base = access("/dev/shm", W_OK) == 0 ? "/dev/shm"
-                                                     : tmpdir;  // in memory: hundreds of fsyncs
+    // In memory, because there are hundreds of fsyncs.
+    const char *base = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : tmpdir;
     snprintf(root, sizeof root, "%s/llmc-test-XXXXXX", base);
     if (!mkdtemp(root)) die("cannot create", root);
     test_headers();

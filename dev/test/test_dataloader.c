@@ -95,8 +95,8 @@ static void test_permutation(Check *c) {
             same_seed += j == dataloader_permute(i, sizes[s], 43, 0, 0);
         }
         if (sizes[s] < 100) continue;
-        differs = differs && fixed < 12 &&
-                  same_epoch < 12;  // about 1 is expected of random permutations
+        // About 1 is expected of random permutations.
+        differs = differs && fixed < 12 && same_epoch < 12;
         seeded = seeded && same_seed < 12;
     }
     check(c, bijective, "a shuffled epoch has every sample once");

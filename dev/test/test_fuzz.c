@@ -22,8 +22,8 @@ static int replay(const FuzzTarget *target, const char *path) {
         char *data = file_read(path, 1 << 20, &bytes, &err);
         if (!data || !freopen("/dev/null", "w", stdout)) _exit(1);
         if (!getenv("FUZZ_LOUD") && !freopen("/dev/null", "w", stderr)) _exit(1);
-        uint8_t *exact = (uint8_t *)malloc(
-            bytes ? bytes : 1);  // nothing behind it that could hide a read too far
+        // Nothing is behind it that could hide a read too far.
+        uint8_t *exact = (uint8_t *)malloc(bytes ? bytes : 1);
         if (!exact) _exit(1);
         memcpy(exact, data, bytes);
         target->call(exact, bytes);

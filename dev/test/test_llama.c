@@ -827,8 +827,8 @@ static void test_files(Context *x, const Model *s) {
     const ParamTable *table = &c.ref.table;
     for (size_t i = 0; i < table->total; i++) {
         double value = round_to_bf16(c.ref.params[i]);
-        c.ref.params[i] = fabs(value) < 1.0 / 16384 ? 0
-                                                    : value;  // what F16 too has without rounding
+        // What F16 too has without rounding.
+        c.ref.params[i] = fabs(value) < 1.0 / 16384 ? 0 : value;
     }
     write_folder("model", llama_config(&table->config), table, c.ref.params, INTACT);
     write_text("model/generation_config.json", "{\"eos_token_id\": [2, 3]}\n");

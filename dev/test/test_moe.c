@@ -276,8 +276,8 @@ static const char FOUR_STEPS[] =
     "--top-k 2 --capacity 0.7 --layers 2 --heads 2 --channels 24 --vocab 33 --max-seq 16";
 
 static void group_checkpoints(Context *x) {
-    static const int PLACES[][2] = {{1, 1}, {4, 4}, {8, 2},
-                                    {2, 1}, {8, 8}, {4, 2}};  // d, e: resumes the one before
+    // d and e: each row resumes the one before.
+    static const int PLACES[][2] = {{1, 1}, {4, 4}, {8, 2}, {2, 1}, {8, 8}, {4, 2}};
     enum { COUNT = sizeof PLACES / sizeof *PLACES };
     static const char *const SUFFIXES[] = {"", ".m", ".v"};
     size_t count = 1000;

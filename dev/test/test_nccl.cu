@@ -245,8 +245,8 @@ static void test_ring_orders(ncclComm_t world, cudaStream_t stream) {
             alike = alike && ring == first;
             sorted = sorted && std::is_sorted(ring.begin(), ring.end());
             MPI_Bcast(first.data(), world_size, MPI_INT, 0, MPI_COMM_WORLD);
-            ok = ok && (int)ring.size() == world_size &&
-                 first == comms[0]->ring;  // alike on all ranks
+            // Alike on all ranks.
+            ok = ok && (int)ring.size() == world_size && first == comms[0]->ring;
         }
         connected(comms[5], stream);
         for (size_t count : {(size_t)1, (size_t)3, (size_t)2051, (size_t)70001})

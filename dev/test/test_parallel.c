@@ -219,8 +219,8 @@ static void group_replicas(Context *x) {
         {"_tp", 4, 1, 1, 1, "--sequence-parallel 1", true},
         {"data", 1, 4, 1, 1, "", false},
         {"v", 2, 2, 2, 1, "--sequence-parallel 1", false},
-        {"fsdp", 1, 4, 1, 1, "",
-         false},  // the embeddings, ln_f, and what was gathered for the first two layers
+        // The embeddings, ln_f, and what was gathered for the first two layers.
+        {"fsdp", 1, 4, 1, 1, "", false},
         {"fsdp", 1, 4, 1, 1, "--replicas 2", true},
         {"context", 1, 4, 1, 1, "--context 2 --context-by ring", false},
     };
@@ -265,9 +265,8 @@ static const SumRow SUMS[] = {
     {{"_3d", 2, 4, 1, 1, "--sequence-parallel 1", false}, "ring:1", true},
     {{"data", 1, 4, 1, 1, "--overlap 0", false}, "ring:1", true},
     {{"_3d", 1, 4, 1, 1, "", false}, "ring:1", false},
-    {{"_3d", 1, 4, 2, 1, "", false},
-     "any:2",
-     true},  // each copy of wte has the sums of both stages
+    // Each copy of wte has the sums of both stages.
+    {{"_3d", 1, 4, 2, 1, "", false}, "any:2", true},
     {{"_3d", 1, 1, 2, 1, "", false}, "ring:0", true},
     {{"v", 1, 1, 2, 1, "--schedule zb-v", false}, "ring:0", false},
     {{"v", 1, 1, 2, 1, "--schedule v-half", false}, "ring:0", false},
@@ -515,8 +514,8 @@ static Counts expected_traffic(const Grid *g, int micro, size_t width) {
     } else {
         add_halves(&tensor[REDUCE_SCATTER], all * 2, t, X);
         add_halves(&tensor[ALL_GATHER], all * 2, t, X);
-        add_all_reduces(&tensor[ALL_REDUCE], steps * d * (4 * L + 2), t,
-                        TC * 4);  // gradients of layernorms
+        // The last term has the gradients of layernorms.
+        add_all_reduces(&tensor[ALL_REDUCE], steps * d * (4 * L + 2), t, TC * 4);
     }
     add_all_reduces(&tensor[ALL_REDUCE], all, t, N * 4);
     add_all_reduces(&tensor[ALL_REDUCE], all, t, 2 * N * 4);
@@ -750,8 +749,8 @@ static void memory_over_recomputation(Context *x, double MiB) {
                 {{"_tp", 4, 1, 1, 1, "--sequence-parallel 1", true}, 1},
                 {{"_pp", 2, 1, 2, 1, "", true}, 2},
                 {{"context", 1, 1, 1, 1, "", true}, 1}};
-    static const char *const HOW[] = {"none", "gelu", "layer",
-                                      "rest"};  // the last one is train_context's
+    // The last one is train_context's.
+    static const char *const HOW[] = {"none", "gelu", "layer", "rest"};
     printf("     activations of rank 0 by --recompute, the same model; MiB\n"
            "     %-34s %9s %9s %9s %9s   formulas of what is saved\n",
            "", HOW[0], HOW[1], HOW[2], HOW[3]);

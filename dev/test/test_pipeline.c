@@ -354,8 +354,8 @@ static void test_wrong_lists(void) {
          "stage 0 runs the forward of micro-batch 0, chunk 0 twice"},
         {"backward first", "F0 F1 B0 B1; B0 F0 F1 B1", "before its forward"},
         {"ends of a link in different orders", "F0 F1 B0 B1; F1 F0 B0 B1", "in another order"},
-        {"circular wait", "F0 B0 F1 B1; F0 F1 B0 B1",
-         "deadlock"},  // each waits for the other's second step
+        // Each waits for the other's second step.
+        {"circular wait", "F0 B0 F1 B1; F0 F1 B0 B1", "deadlock"},
         {"last backward early", "F0 F1 F2 B0 B2 B1; F0 F1 F2 B0 B2 B1",
          "backward of micro-batch 2, chunk 0 when that of micro-batch 1 is next"},
         {"weight step first", "F0 F1 W0 B0 B1 W1; F0 B0 F1 B1",
@@ -462,9 +462,8 @@ static void test_wrong_rules(void) {
     Lists l;
     Error err = {{0}};
     l = lists_make(SCHEDULE_1F1B, 2, 16, 1);
-    pipeline_steps(
-        2, 16, 1, 16,
-        l.steps[0]);  // stage 0 as GPipe, stage 1 as 1F1B: in order, but it needs more buffers
+    // Stage 0 as GPipe, stage 1 as 1F1B: in order, but it needs more buffers.
+    pipeline_steps(2, 16, 1, 16, l.steps[0]);
     check(&c,
           !pipeline_prove(&l, 2, &err) && strstr(err.text, "deadlock") &&
               pipeline_prove(&l, 16, &err),

@@ -754,8 +754,8 @@ static void test_print(void) {
 }
 
 static void test_sampler(void) {
-    double sum = 0.0,
-           worst = 0.0;  // equally spaced coins hit each token in proportion to its probability
+    // Equally spaced coins hit each token in proportion to its probability.
+    double sum = 0.0, worst = 0.0;
     int counts[10] = {0};
     float few[10] = {0.1f, -1.0f, 2.0f, -INFINITY, 0.5f, 1.9f, -3.0f, 0.0f, 1.0f, -0.5f};
     for (int i = 0; i < 10; i++) sum += exp((double)few[i] / SAMPLE_TEMPERATURE);

@@ -29,9 +29,8 @@ struct CpuMemory {
     std::map<uintptr_t, CpuAllocation> live;
     size_t device_bytes, host_bytes;  // allocated now; host: pinned
     bool open;            // device memory may be touched: the scheduler runs
-    uintptr_t nowhere =
-        (uintptr_t)1
-        << 52;  // the next address of a simulation, beyond those that a program can have
+    // The next address of a simulation, beyond those that a program can have.
+    uintptr_t nowhere = (uintptr_t)1 << 52;
 };
 
 inline CpuMemory &cpu_memory() {

@@ -44,8 +44,8 @@ struct CpuTimes {
     bool computes;  // kernels were put into the stream
     double now;
     CpuMoment last;  // its communication so far, and when that ended
-    double
-        seen[CPU_MAX_STREAMS];  // ns of other streams' collectives that it has waited for
+    // ns of other streams' collectives that it has waited for.
+    double seen[CPU_MAX_STREAMS];
     double spent[TIME_PARTS];   // that of IDLE means nothing: a step is idle in the rest of
                                 // its time
     double gaps[CPU_GAPS][2];   // [begin, end) of its last waits, in a ring

@@ -52,8 +52,8 @@ enum {
 struct CpuFibre {
     jmp_buf where;
     unsigned thread;  // that is suspended on it
-    const void
-        *stack;  // [size] above a guard page; fibre 0 is the OS thread on its own stack
+    // [size] above a guard page; fibre 0 is the OS thread on its own stack.
+    const void *stack;
     size_t size;
     void *fake;  // for the sanitizer
 };

@@ -191,8 +191,8 @@ static inline void cpu_gemm(const CpuGemm *g) {
     size_t tile_rows = 1, tile_cols = 1;
     for (size_t i = 1; i <= wanted; i++) {  // of all such tiles the squarest
         size_t rows = cpu_gemm_piece(g->rows, i, 16);
-        size_t cols = cpu_gemm_piece(g->cols, (wanted + i - 1) / i,
-                                     48);  // sgemm's own blocks are 48 wide
+        // The blocks of sgemm itself are 48 wide.
+        size_t cols = cpu_gemm_piece(g->cols, (wanted + i - 1) / i, 48);
         if (rows * cols * (tile_rows + tile_cols) <= tile_rows * tile_cols * (rows + cols))
             continue;
         tile_rows = rows;

@@ -87,8 +87,8 @@ struct CpuWork : CpuGrid {
     Call call;
     std::tuple<P...> args;
     inline static double thread_seconds = 5e-9;
-    inline static bool launched =
-        false;  // a place that launches counts as a kernel of its own
+    // A place that launches counts as a kernel of its own.
+    inline static bool launched = false;
 
     template <size_t... I>
     __attribute__((always_inline)) inline void thread(std::index_sequence<I...>) const {

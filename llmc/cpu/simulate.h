@@ -44,8 +44,8 @@ struct CpuShared {                     // one of each for every process
     std::atomic<uint32_t> bell;        // counts events that may let it continue
     std::atomic<uint64_t> operations;  // enqueued so far
     CpuChannel channels[CPU_SIMULATED_SPLITS + 1];  // the last one is cpu_meet's
-    size_t
-        left;  // bytes that it has yet to show to the others, of which the first are here
+    // Bytes that it has yet to show to the others, of which the first are here.
+    size_t left;
     char piece[1 << 16];
 };
 

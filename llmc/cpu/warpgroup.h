@@ -62,8 +62,8 @@ struct CpuWgmmas {
 // The copies and products in flight in the block of an OS thread.
 struct CpuWarpgroups {
     uint64_t block;
-    std::map<uint32_t, CpuBarrier>
-        barriers;  // by address; those of warpgroups behind all addresses
+    // By address; those of warpgroups behind all addresses.
+    std::map<uint32_t, CpuBarrier> barriers;
     std::vector<CpuTile> tiles;
     CpuWgmmas of_thread[CPU_MAX_THREADS];
 };

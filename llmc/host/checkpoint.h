@@ -44,8 +44,8 @@ static const char *const CHECKPOINT_FILES[] = {
     "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja", "config.json"};
 enum {
     CHECKPOINT_FILE_COUNT = sizeof CHECKPOINT_FILES / sizeof CHECKPOINT_FILES[0],
-    KEPT_FIRST =
-        3,  // of CHECKPOINT_FILES: from here to the one before the last they only go along
+    // Of CHECKPOINT_FILES, from here to the one before the last: they only go along.
+    KEPT_FIRST = 3,
     KEPT_COUNT = CHECKPOINT_FILE_COUNT - 1 - KEPT_FIRST,
     KEPT_MOST_BYTES = 128 << 20
 };

@@ -132,9 +132,8 @@ static inline void blend_make(DataLoader *dl) {
         for (size_t i = 0; i < dl->source_count; i++) {
             int64_t w = (int64_t)dl->sources[i].weight,
                     owed = k * w - (int64_t)given[i] * W;  // of W
-            int64_t left =
-                (D - 1) * W -
-                D * owed;  // divided by w: the time until its share passes the bound
+            // Divided by w, this is the time until its share passes the bound.
+            int64_t left = (D - 1) * W - D * owed;
             if (D * owed < W || left * best_weight >= best_left * w) continue;
             best = i;
             best_left = left;

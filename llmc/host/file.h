@@ -25,8 +25,8 @@
 // Reads `bytes` bytes at an offset. False: errno says why; 0 if the file ends before.
 static inline bool file_read_at(int fd, void *out, size_t bytes, uint64_t offset) {
     for (size_t done = 0; done < bytes;) {
-        ssize_t n = pread(fd, (char *)out + done, bytes - done,
-                          (off_t)(offset + done));  // 2 GiB at most
+        // A call reads 2 GiB at most.
+        ssize_t n = pread(fd, (char *)out + done, bytes - done, (off_t)(offset + done));
         if (n < 0 && errno == EINTR) continue;
         if (n == 0) errno = 0;
         if (n <= 0) return false;
@@ -44,8 +44,8 @@ static inline const char *file_read_failure(void) {
 // Opens a regular file and gives its size; -1 with a sentence for anything else, pipes and
 // folders included.
 static inline int file_open(const char *path, int flags, uint64_t *size, Error *err) {
-    int fd = open(path, flags | O_CLOEXEC | O_NONBLOCK,
-                  0666);  // O_NONBLOCK: a pipe must not block us here
+    // O_NONBLOCK: a pipe must not block us here.
+    int fd = open(path, flags | O_CLOEXEC | O_NONBLOCK, 0666);
     struct stat info;
     bool known = fd >= 0 && fstat(fd, &info) == 0;
     if (known && S_ISREG(info.st_mode)) {

@@ -11,8 +11,8 @@
 #include "llmc/host/options_table.h"
 #include "llmc/model_moe.h"
 
-static const double MOE_CAPACITY =
-    1.25;  // if neither --capacity nor a checkpoint says another one
+// The capacity if neither --capacity nor a checkpoint says another one.
+static const double MOE_CAPACITY = 1.25;
 
 static const Field MOE_OPTIONS[] = {
     {"Experts", FIELD_TITLE, 0, NULL, 0, 0, OPTION_BASIC, NULL, NULL},

@@ -16,8 +16,8 @@
 enum {
     OPTION_BASIC = 1,   // --help shows it without "all"
     OPTION_TRAINS = 2,  // refused under --simulate, which has no data
-    OPTION_COMPUTES =
-        32,  // of a lesson's row that changes what is computed: trainer.json has it
+    // Of a lesson's row that changes what is computed: trainer.json has it.
+    OPTION_COMPUTES = 32,
 };
 
 #define OPTION_LEFT_OUT SIZE_MAX  // for counts in which 0 means "off"
@@ -41,8 +41,8 @@ typedef struct {
     unsigned sections;  // OPTIONS_TENSOR | ...: a row with tags above OPTION_TRAINS needs
                         // one of them
     const char *(*trainers)(unsigned tags);  // those that have a row with these tags
-    bool (*resolve)(Options *o, size_t ranks,
-                    Error *err);  // makes o->grid, whose rank is set
+    // Makes o->grid, whose rank is set.
+    bool (*resolve)(Options *o, size_t ranks, Error *err);
 } RankOptions;
 
 // Texts point into argv (NULL: left out). options_resolve replaces sizes that are 0 because
@@ -58,8 +58,8 @@ struct Options {
     GPTConfig config;
     const char *train_data, *val_data, *tokenizer;
     bool shuffle;
-    size_t micro_batch, seq,
-        global_batch;  // sequences, tokens of one, sequences per step over all ranks
+    // Sequences, tokens of one, sequences per step over all ranks.
+    size_t micro_batch, seq, global_batch;
     const char *ramp_text;
     Ramp ramp;  // of the global batch; options_resolve parses ramp_text
     size_t steps;
@@ -84,8 +84,8 @@ struct Options {
     const char *layers_per_stage;  // see grid.h's stage_list_is
     int schedule;                  // Schedule; -1 until resolved
     const char *schedule_file;
-    size_t
-        context;  // how many neighbouring data ranks share each sequence: 1 but in a lesson
+    // How many neighbouring data ranks share each sequence: 1 but in a lesson.
+    size_t context;
     bool zero, overlap;
     const char *order;
     const char *virtual_time, *simulate;  // a cluster file: see doc/lab/virtual_time.md

@@ -26,8 +26,8 @@ static inline bool ramp_parse(Ramp *ramp, const char *text, size_t G, size_t uni
     ramp->start = start;
     ramp->increment = increment;
     ramp->samples = samples;
-    if (end == 0 || text[end] ||
-        (start | increment | samples) >> 50) {  // -1 is a large number
+    // -1 is a large number.
+    if (end == 0 || text[end] || (start | increment | samples) >> 50) {
         return error_set(
             err, "--ramp needs START,INCREMENT,SAMPLES, three whole numbers, not '%s'",
             text);

@@ -79,8 +79,8 @@ static inline void random_normal_fill(float *out, uint64_t seed, uint64_t tensor
         Philox r = random_words(seed, RANDOM_INIT, 0, tensor, b);
         double block[4];
         for (int pair = 0; pair < 2; pair++) {
-            double u = ((double)r.word[2 * pair] + 1.0) *
-                       (1.0 / 4294967296.0);  // (0, 1]: finite log
+            // In (0, 1], so that the logarithm is finite.
+            double u = ((double)r.word[2 * pair] + 1.0) * (1.0 / 4294967296.0);
             double angle = (double)r.word[2 * pair + 1] *
                            (6.28318530717958647692 / 4294967296.0);
             double radius = sqrt(-2.0 * log(u));

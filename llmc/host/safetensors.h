@@ -83,9 +83,8 @@ static inline void st_close(SafeTensors *st) {
 static inline int st_compare_places(const void *a, const void *b) {
     const STEntry *x = (const STEntry *)a, *y = (const STEntry *)b;
     if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
-    return x->bytes < y->bytes
-               ? -1
-               : x->bytes > y->bytes;  // an empty tensor comes before the one behind it
+    // An empty tensor comes before the one behind it.
+    return x->bytes < y->bytes ? -1 : x->bytes > y->bytes;
 }
 
 // Fills in an entry, without its file. begin is relative to the data.
@@ -227,8 +226,8 @@ static inline bool st_add_listed(SafeTensors *st, const cJSON *map, Error *err) 
                              "%s lies: it puts tensor %s into %s, which does not have it",
                              st->path, item->string, path);
     }
-    return number ==
-               st->count ||  // JSON has no name twice, so each listed tensor is another one
+    // JSON has no name twice, so each listed tensor is another one.
+    return number == st->count ||
            error_set(err, "%s lies: it lists %zu tensors, and its files have %zu", st->path,
                      number, st->count);
 }

@@ -67,8 +67,8 @@ static inline void tokenizer_free(Tokenizer *tk) {
 // Reads the UTF-8 character at the start of text[bytes] and returns its length. A byte that
 // is none is U+0001.
 static inline size_t utf8_read(const char *text, size_t bytes, unsigned *character) {
-    static const unsigned least[] = {0, 0, 0x80, 0x800,
-                                     0x10000};  // a character of that length
+    // The least character of a length.
+    static const unsigned least[] = {0, 0, 0x80, 0x800, 0x10000};
     unsigned c = (unsigned char)text[0];
     size_t length = c < 0x80   ? 1
                     : c < 0xc0 ? 0
@@ -82,8 +82,8 @@ static inline size_t utf8_read(const char *text, size_t bytes, unsigned *charact
         valid = ((unsigned char)text[i] & 0xc0) == 0x80;
         c = c << 6 | ((unsigned char)text[i] & 0x3f);
     }
-    valid = valid && c >= least[length] && c <= 0x10ffff &&
-            (c < 0xd800 || c >= 0xe000);  // surrogates are none
+    // Surrogates are no characters.
+    valid = valid && c >= least[length] && c <= 0x10ffff && (c < 0xd800 || c >= 0xe000);
     *character = valid ? c : 1;
     return valid ? length : 1;
 }

@@ -173,8 +173,8 @@ static inline const char *kind_pattern(const cJSON *splitter, const char *path,
     const char *regex = json_text(pattern, "Regex");
     const char *kind = json_text(first, "type"), *behind = json_text(last, "type");
     const char *isolated = json_text(first, "behavior");
-    bool again =
-        !cJSON_IsFalse(json_get(last, "use_regex"));  // GPT-2's pattern, on the pieces
+    // GPT-2's pattern, on the pieces.
+    bool again = !cJSON_IsFalse(json_get(last, "use_regex"));
     if (!kind || !behind || strcmp(behind, "ByteLevel") != 0 ||
         !json_is_off(last, "add_prefix_space")) {
         error_set(err,

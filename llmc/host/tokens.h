@@ -20,8 +20,8 @@ RANDOM_FUNCTION size_t tokens_position(Tokens t, size_t row) {
 // Returns the row of a position on a rank with T rows of a sequence, or T if another rank
 // has it.
 RANDOM_FUNCTION size_t tokens_row(Tokens t, size_t position, size_t T) {
-    size_t first = position - t.shift[0],
-           second = position - t.shift[1];  // wrap around, past every T, if before
+    // They wrap around, past every T, if they are before.
+    size_t first = position - t.shift[0], second = position - t.shift[1];
     return first < t.half ? first : second >= t.half && second < T ? second : T;
 }
 

@@ -85,8 +85,8 @@ __global__ void __launch_bounds__(ELEMENT_THREADS)
     floatX *narrow = master ? params + at : NULL;
     float *weights = master ? master + at_state : (float *)(void *)params + at;
     if (!r.decays) h.decay = 0.0f;
-    if (ROW_LANES > 1 && (at | at_state | n) % 4 ==
-                             0)  // packs; a CPU's compiler makes vectors of the plain loop
+    // Packs on a GPU; a CPU's compiler makes vectors of the plain loop.
+    if (ROW_LANES > 1 && (at | at_state | n) % 4 == 0)
         adamw_chunk<4>(narrow, weights, grads + at, ms + at_state, vs + at_state, n, h);
     else
         adamw_chunk<1>(narrow, weights, grads + at, ms + at_state, vs + at_state, n, h);

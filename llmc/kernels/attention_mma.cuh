@@ -26,9 +26,8 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
     constexpr int M = A::template GROUPS<DROP>;
     alignas(16) __shared__ bfloat16 shared[4 * Tiles::TILE];  // keys and values
     MmaPlace at = mma_place<A, M>(a, false);
-    const int of_warp = at.warp_row >= at.T ? 0
-                        : at.full           ? at.end
-                                  : at.warp_row + 16 * M;  // keys that its rows see
+    // The keys that the warp's rows see.
+    const int of_warp = at.warp_row >= at.T ? 0 : at.full ? at.end : at.warp_row + 16 * M;
     Tiles tiles(shared, a.k + at.in_k, a.k_stride, a.v + at.in_k, a.k_stride, at.begin,
                 at.others, a);
     tiles.next(0);
@@ -141,9 +140,8 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
         if (exists && at.pair == 0 && blockIdx.y == 0) a.dot[row] = of_row[i];
     }
     constexpr int PART = A::CAPACITY / A::template QUERY_PARTS<DROP>;  // channels
-    const int part = PART == A::CAPACITY && !DROP
-                         ? 0
-                         : (int)blockIdx.y * PART;  // a constant saves a spill at 192
+    // A constant saves a spill at 192.
+    const int part = PART == A::CAPACITY && !DROP ? 0 : (int)blockIdx.y * PART;
     float dq[PART / 8][4] = {};
     const float to_log2 = a.scale * LOG2_E, up = DROP ? drop.scale : 1.0f;
     for (int first = at.begin, stage = 0; first < at.end;
@@ -152,8 +150,8 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
         copy_async_commit();
         copy_async_wait<1>();
         __syncthreads();
-        if (A::KEYS == ATTENTION_MMA_ROWS || at.full ||
-            first < at.warp_row + 16) {  // else no query sees these keys
+        // Otherwise no query sees these keys.
+        if (A::KEYS == ATTENTION_MMA_ROWS || at.full || first < at.warp_row + 16) {
             uint32_t kept = DROP ? kept_keys<A>(drop, at, a, first) : 0;
             float s[A::KEYS / 8][4] = {}, ds[A::KEYS / 8][4] = {};
             mma_product<false, A::STRIDE>(s, own, tiles.row + stage);
@@ -183,12 +181,12 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
     attention_backward_key_mma_kernel(typename A::Args a, Dropout drop) {
     typedef TilePair<A, A::QUERIES> Tiles;
     constexpr int TILE = Tiles::TILE, PART = A::CAPACITY / A::template KEY_PARTS<DROP>;
-    alignas(16)
-        __shared__ bfloat16 shared[4 * TILE];  // queries and the gradients of their outputs
+    // Queries and the gradients of their outputs.
+    alignas(16) __shared__ bfloat16 shared[4 * TILE];
     alignas(16) __shared__ bfloat16
         own_values[A::VALUES_SHARED ? ATTENTION_MMA_ROWS * A::STRIDE : 8];
-    alignas(16)
-        __shared__ float of_query[2][2][ATTENTION_MMA_ROWS];  // of two stages, lse and dot
+    // lse and dot, of two stages.
+    alignas(16) __shared__ float of_query[2][2][ATTENTION_MMA_ROWS];
     MmaPlace at = mma_place<A>(a, true);
     const int part = (int)blockIdx.y * PART;
     uint32_t k[A::K16][4], v[A::VALUES_SHARED ? 1 : A::K16][4];
@@ -232,8 +230,9 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 1)
             copy_async_commit();
             copy_async_wait<1>();
             __syncthreads();
+            // Otherwise none of these queries sees the keys.
             if (A::QUERIES == ATTENTION_MMA_ROWS || at.full ||
-                first + A::QUERIES > at.warp_row) {  // else none sees
+                first + A::QUERIES > at.warp_row) {
                 uint32_t kept = DROP ? kept_queries<A>(drop, at, a, first) : 0;
                 float p[A::QUERIES / 8][4] = {}, ds[A::QUERIES / 8][4] = {}, x[2];
                 uint32_t rounded[A::QUERIES / 16][4];

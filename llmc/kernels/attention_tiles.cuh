@@ -82,9 +82,10 @@ struct TileCopy {
                                                       : 32;
     static constexpr int STEP = (int)ATTENTION_MMA_THREADS / PACKS;
     const bfloat16 *from;  // of the next copy
+    // row, channel: of a tile's first copy. left: rows that are left, from the next tile's
+    // first on.
     size_t step;           // elements to the one after it
-    int row, channel,
-        left;  // of a tile's first copy; rows that are left, from the next tile's first on
+    int row, channel, left;
     bool exists;  // channels beyond HS are zero
 
     __device__ __forceinline__ TileCopy(const bfloat16 *p, size_t stride, int first,
@@ -156,8 +157,8 @@ __device__ __forceinline__ uint32_t load_pair(const bfloat16 *p, size_t stride,
                                               const MmaPlace &at, const Attention &a,
                                               int i) {
     int row = at.row + i % 2 * 8, c = i / 2 * 8 + at.pair;
-    const void *from = p + row * stride +
-                       c;  // both before the branch: the compiler computes less in each
+    // Both are before the branch, so that the compiler computes less in each.
+    const void *from = p + row * stride + c;
     bool exists = row < at.T && c < (int)a.HS;
     uint32_t pair = 0;
     if (exists) pair = *(const uint32_t *)from;

@@ -39,8 +39,8 @@ struct AttentionWgmma {
     static constexpr bool PERSISTENT = PERSISTENT_;
     static constexpr int CONSUMERS = 256, THREADS = CONSUMERS + (PERSISTENT ? 128 : 0),
                          WARPS = CONSUMERS / 32;
-    static constexpr int OWN = 128,
-                         BUFFERS = PERSISTENT ? 2 : 1;  // rows of a block; places for them
+    // Rows of a block; places for them.
+    static constexpr int OWN = 128, BUFFERS = PERSISTENT ? 2 : 1;
     static constexpr int OWN_BYTES = OWN * HS * 2, TILE_BYTES = TILE * HS * 2;
 };
 
@@ -87,8 +87,8 @@ struct WgmmaItems {
         }
         WgmmaItem at = {exists, head / heads, head % heads,
                         (KEYS ? rank : blocks - 1 - rank) * C::OWN, 0};
-        const int end = at.row + C::OWN < T ? at.row + C::OWN
-                                            : T;  // of the keys that its queries see
+        // The end of the keys that its queries see.
+        const int end = at.row + C::OWN < T ? at.row + C::OWN : T;
         at.tiles = ((KEYS ? T - at.row : end) + C::TILE - 1) / C::TILE;
         return at;
     }

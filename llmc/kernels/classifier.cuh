@@ -65,8 +65,8 @@ __device__ __forceinline__ void row_stats(float *row_max, float *row_sum, const 
         row_add<TILE>(&max, sums, x);
     }
     *row_max = blockDim.x > 1 ? block_max(max) : max;
-    *row_sum = sum_of<TILE>(sums) *
-               exponential_fast(max - *row_max);  // 0 for a thread without columns
+    // The factor is 0 for a thread without columns.
+    *row_sum = sum_of<TILE>(sums) * exponential_fast(max - *row_max);
     if (blockDim.x > 1) *row_sum = block_sum(*row_sum);
 }
 
@@ -81,8 +81,8 @@ __device__ __forceinline__ void row_gradient(floatX *row, const floatX *from, fl
     Share s = share_of(Vl / W, threadIdx.x, blockDim.x);
     size_t i = s.begin;
     size_t whole = s.end < valid / W ? s.end : valid / W;  // packs without padding
-    unsigned place = (unsigned)target,
-             mine = (unsigned)(i * W);  // 32 bits: no row is longer
+    // 32 bits are enough, because no row is longer.
+    unsigned place = (unsigned)target, mine = (unsigned)(i * W);
     for (; i < whole; i += s.step, mine += (unsigned)(s.step * W)) {
         load_floats<W>(x, from + i * W);
         for (int k = 0; k < W; k++) x[k] = exponential_fast(x[k] - max) * scale;

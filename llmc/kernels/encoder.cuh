@@ -27,8 +27,8 @@ __global__ void __launch_bounds__(ROW_THREADS)
                            size_t Vl, Tokens held) {
     size_t n = block_row();
     if (n >= N) return;
-    size_t row = (size_t)tokens[n] -
-                 v_start;  // wraps around, past every Vl, if the token is below v_start
+    // Wraps around, past every Vl, if the token is below v_start.
+    size_t row = (size_t)tokens[n] - v_start;
     bool mine = row < Vl;
     const floatX *token = wte + (mine ? row * C : 0);
     const floatX *position = wpe ? wpe + tokens_position(held, n % T) * C : NULL;
@@ -187,8 +187,8 @@ static inline void encoder_backward(float *dwte, float *dwpe, const floatX *dout
                                     bool accumulate_wpe, cudaStream_t stream,
                                     Tokens held = Tokens()) {
     if (dwte) {
-        kernel_cost(KERNEL_ELEMENTWISE, B * T * C, 2 * sizeof(float) + sizeof(floatX),
-                    1);  // as if no token came twice
+        // As if no token came twice.
+        kernel_cost(KERNEL_ELEMENTWISE, B * T * C, 2 * sizeof(float) + sizeof(floatX), 1);
         by_packs(C, [&](auto W) {
             LAUNCH(encoder_backward_wte_kernel<W>, ENCODER_OWNERS, ENCODER_THREADS, stream)
             (dwte, dout, tokens, B * T, C, v_start, Vl);

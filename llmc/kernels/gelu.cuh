@@ -64,8 +64,8 @@ static inline void gelu_forward(floatX *out, const floatX *inp, size_t n,
     });
 }
 
-static constexpr size_t GELU_BATCH =
-    ROW_LANES > 1 ? 2 : 1;  // rows that a thread reads before it writes them
+// Rows that a thread reads before it writes them.
+static constexpr size_t GELU_BATCH = ROW_LANES > 1 ? 2 : 1;
 
 // Computes dinp[N,F] = dout * gelu'(inp), and the sums of its columns, as stored, over a
 // chunk's rows. bias_partial_kernel does the same sums.

@@ -83,8 +83,8 @@ static inline void global_norm_squared(double *out, double *scratch, const float
                                        size_t n, cudaStream_t stream) {
     if (count == 0) return;
     size_t max_chunks = norm_chunk_count(max_size);
-    kernel_cost(KERNEL_NONE, n, sizeof(float),
-                2);  // a cluster's optimizer_bytes have it in
+    // A cluster's optimizer_bytes have it in.
+    kernel_cost(KERNEL_NONE, n, sizeof(float), 2);
     dim3 grid((unsigned)count, row_blocks(max_chunks));
     LAUNCH(global_norm_kernel, grid, ROW_THREADS, stream)
     (scratch, grads, pieces, max_chunks);

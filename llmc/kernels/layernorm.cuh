@@ -161,8 +161,8 @@ static inline void residual_forward(floatX *out, const floatX *inp1, const float
 
 enum {
     LAYERNORM_MAX_BLOCKS = 264,  // two for each multiprocessor of an H100
-    LAYERNORM_THREADS =
-        768,  // most threads of a block, of which one at least fits on a multiprocessor
+    // Most threads of a block, of which one at least fits on a multiprocessor.
+    LAYERNORM_THREADS = 768,
 };
 
 // The arguments of the two kernels of the first stage.
@@ -254,10 +254,10 @@ __device__ __forceinline__ void unpack(float *out, const Packed128<uint32_t> &wo
 template <int W, int PACKS, Norm NORM>
 __global__ void __launch_bounds__(PACKS == 1 ? LAYERNORM_THREADS : 512)
     layernorm_backward_columns_kernel(LayernormBackward a) {
-    alignas(16) __shared__ float
-        of_groups[PACKS == 1 ? LAYERNORM_THREADS * W : W];  // of all groups but the first
-    __shared__ float of_warp[2][2][LAYERNORM_THREADS /
-                                   32];  // of two rows, so that one barrier a row does
+    // Sums of all groups but the first.
+    alignas(16) __shared__ float of_groups[PACKS == 1 ? LAYERNORM_THREADS * W : W];
+    // Sums of two rows, so that one barrier a row does.
+    __shared__ float of_warp[2][2][LAYERNORM_THREADS / 32];
     const unsigned warps = blockDim.x / 32, first_warp = threadIdx.y * warps;
     const unsigned lane = threadIdx.x % 32;
     const unsigned columns = (unsigned)a.C, stride = blockDim.x * W;

@@ -80,8 +80,8 @@ static inline void gemm(Matmul *mm, D *d, const floatX *a, bool trans_a, const f
         gemm_layout(CUDA_FLOATX, trans_a ? M : K, trans_a ? K : M),
         gemm_layout(sizeof *d == sizeof(float) ? CUDA_R_32F : CUDA_FLOATX, N, M)};
     cublasLtMatmulDesc_t desc;
-    CUBLAS_CHECK(cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F,
-                                          CUDA_R_32F));  // true float: no TF32
+    // True float, no TF32.
+    CUBLAS_CHECK(cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     gemm_describe(desc, CUBLASLT_MATMUL_DESC_TRANSA,
                   (int32_t)(trans_b ? CUBLAS_OP_T : CUBLAS_OP_N));
     gemm_describe(desc, CUBLASLT_MATMUL_DESC_TRANSB,

@@ -41,11 +41,11 @@ typedef struct {
     float *probs;    // (N, E) of the router
     float *lse;      // (N) log-sum-exp of its logits
     size_t *choice;  // (N, k) experts, the most probable first
+    // (N, k) row of the token's copy among those of the experts, or MOE_NONE.
     float *weight;   // (N, k) their probabilities, or these divided by their sum
-    size_t
-        *place;  // (N, k) row of the token's copy among those of the experts, or MOE_NONE
-    size_t
-        *source;  // (E, B, slots) the copy in a place, as an element of choice, or MOE_NONE
+    size_t *place;
+    // (E, B, slots) the copy in a place, as an element of choice, or MOE_NONE.
+    size_t *source;
     float *tokens;   // (B, E) tokens that chose an expert, dropped ones included
     float *whole;    // (B, E) the same of all ranks that share the sequences
     float *mass;     // (B, E) the sum of its probabilities

@@ -12,8 +12,8 @@
 
 #include "llmc/kernels/packs.cuh"
 
-static constexpr unsigned ROPE_THREADS = 128,
-                          ROPE_ROWS = 8;  // a thread turns the same pairs of several rows
+// A thread turns the same pairs of several rows.
+static constexpr unsigned ROPE_THREADS = 128, ROPE_ROWS = 8;
 
 template <int W>
 __global__ void __launch_bounds__(ROPE_THREADS)

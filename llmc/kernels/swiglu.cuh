@@ -11,9 +11,8 @@
 
 #include "llmc/kernels/gelu.cuh"
 
-static constexpr unsigned SWIGLU_THREADS = 128,
-                          SWIGLU_ROWS =
-                              8;  // a thread takes the same columns of several rows
+// A thread takes the same columns of several rows.
+static constexpr unsigned SWIGLU_THREADS = 128, SWIGLU_ROWS = 8;
 
 // Computes out[N, F] = silu(gate) * up of inp[N, 2F]. With BACKWARD computes out[N,
 // 2F], the gradients of gate and up from dout[N, F].
@@ -29,10 +28,8 @@ __global__ void __launch_bounds__(SWIGLU_THREADS)
         load_floats<W>(up, inp + n * 2 * F + F + c);
         if constexpr (BACKWARD) load_floats<W>(d, dout + n * F + c);
         for (int k = 0; k < W; k++) {
-            float g =
-                gate[k] < -40.0f
-                    ? -40.0f
-                    : gate[k];  // below it all is nothing; keeps infinity times zero away
+            // Below -40 the result is nothing. The bound keeps infinity times zero away.
+            float g = gate[k] < -40.0f ? -40.0f : gate[k];
             float e = gelu_exp(-g), s = gelu_divide(1.0f, 1.0f + e);
             // e s is 1 - s without the cancellation
             gate[k] = BACKWARD ? d[k] * up[k] * (s + g * s * (e * s)) : g * s * up[k];

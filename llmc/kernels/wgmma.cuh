@@ -100,8 +100,8 @@ __device__ __forceinline__ void warpgroup_barrier(int wg) {
 // 0.13 us.
 static inline CUtensorMap tensor_map(const bfloat16 *x, size_t B, size_t T, size_t heads,
                                      size_t HS) {
-    static decltype(&cuTensorMapEncodeTiled)
-        encode;  // of the driver, to which programs are not linked
+    // A function of the driver, to which programs are not linked.
+    static decltype(&cuTensorMapEncodeTiled) encode;
     if (!encode) {
         cudaDriverEntryPointQueryResult found;
 #if CUDART_VERSION >= 12050

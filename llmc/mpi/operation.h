@@ -51,8 +51,8 @@ struct ncclComm {
     uint64_t collectives;             // issued
     std::map<size_t, uint64_t> uses;  // operations issued on each way: see way_of
     NcclMpiCounter counters[NCCL_MPI_OPS];  // since the start or the last reset
-    std::vector<int>
-        ring;  // [size] ranks in the order of NCCL_ORDER's ring; empty: sums in rank order
+    // [size] ranks in the order of NCCL_ORDER's ring; empty: sums in rank order.
+    std::vector<int> ring;
     CommClock clock;
 };
 
@@ -61,8 +61,8 @@ namespace nccl_mpi {
 // Repeats a call. Every message begins with its sender's, so that the receiver can compare
 // it with its own.
 struct Header {
-    int32_t op, type, redop,
-        root;  // NcclMpiOp; root of a broadcast or reduction, peer of a message, else -1
+    // NcclMpiOp; root of a broadcast or reduction, peer of a message, else -1.
+    int32_t op, type, redop, root;
     uint64_t count, sequence;  // as in the call; its number among the collectives or the
                                // peer's messages
 };
@@ -156,12 +156,12 @@ inline std::vector<int> ring_of(int size, uint64_t seed) {
 struct State {
     size_t small = 32768;  // least bytes of a part of an all-reduce, as few messages beat
                            // short ones; tests make it 0
-    std::vector<std::shared_ptr<Group>>
-        active;  // issued, not finished: for the report of a hang
+    // Issued, not finished: for the report of a hang.
+    std::vector<std::shared_ptr<Group>> active;
     int group_depth;
     ncclResult_t group_error;
-    std::shared_ptr<Group>
-        open;  // to which calls add their operations, NULL before the first
+    // To which calls add their operations, NULL before the first.
+    std::shared_ptr<Group> open;
     std::string host_waits_in;  // a call that has to wait for other ranks
     std::string last_error, traffic;
     Random delay = environment_random("NCCL_DELAY", true);  // of every message

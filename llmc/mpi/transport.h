@@ -171,8 +171,8 @@ inline void start_all_reduce(Operation *op) {
 inline void start_op(Operation *op) {
     int n = op->comm->size, rank = op->comm->rank, root = op->call.root;
     size_t bytes = op->call.count * op->width;
-    op->tag = ((int)(op->call.sequence % 4096) + 4096 * is_p2p(op)) *
-              4;  // to 32767, which every MPI allows
+    // Tags go to 32767, which every MPI allows.
+    op->tag = ((int)(op->call.sequence % 4096) + 4096 * is_p2p(op)) * 4;
     op->phase = simulates() ? 2 : 0;
     op->due = delay_until();
     if (simulates()) return;

@@ -52,9 +52,9 @@ typedef struct {
     double gpus_per_node;
     double host_bandwidth;  // of one device to its host and back, with pinned memory; 0:
                             // unknown, and a small copy is as fast as one to a NIC
+    // Bus bandwidth of collectives in a node; s; s for each rank passed.
     double host_memory;     // bytes of a node, 0: unknown
-    double node_bandwidth, node_base,
-        node_hop;  // bus bandwidth of collectives in a node; s; s for each rank passed
+    double node_bandwidth, node_base, node_hop;
     // bytes of each rank in a ring's turn; s of an empty last turn
     double node_turn, node_turn_cost;
     double node_group;  // a group of n lacks this times 1/n^2 - 1/64 of it: it is for 8
@@ -66,8 +66,8 @@ typedef struct {
     double nic_collective_bandwidth;  // of collectives across nodes, for each NIC of a node
     double nic_alone_bandwidth, nic_alone_start;  // if compute waits for each: the same (0:
                                                   // as above); bytes for half
-    double net_base,
-        net_doubling;  // s of a collective over 2 nodes; more for each doubling
+    // s of a collective over 2 nodes; more for each doubling.
+    double net_base, net_doubling;
     double nic_bandwidth, nic_latency;  // one message from rank to rank
     // islands of nodes, joined by one slower link; 0: one island
     double gpus_per_island, island_bandwidth, island_latency;
@@ -94,8 +94,8 @@ typedef struct {
     double classifier_bytes;  // moved for each logit, forward and backward together
     // s during which the device waits for the host: a message, a step
     double host_transfer, host_step;
-    double
-        host_layer;  // least s of a layer's forward and backward: the host's work for them
+    // Least s of a layer's forward and backward: the host's work for them.
+    double host_layer;
 } Cluster;
 
 // Tags of a constant. A file may leave out an optional one, which is 0 or false then.
@@ -226,8 +226,8 @@ static inline bool cluster_constant(Cluster *c, const Field *f, const cJSON *sec
             return error_set(err, "%s: \"%s\" has an unknown member \"%s\"", file, f->name,
                              member->string);
     }
-    bool named = f->type != FIELD_CHOICE ||
-                 cJSON_IsString(value);  // here a choice is never its position
+    // Here a choice is never its position.
+    bool named = f->type != FIELD_CHOICE || cJSON_IsString(value);
     if (named && json_set_field(c, f, value)) return true;
     field_wanted(f, wanted, sizeof wanted);
     return error_set(err, "%s: \"%s\" must be %s", file, f->name, wanted);
@@ -276,8 +276,8 @@ static inline bool cluster_networks(Cluster *c, const cJSON *root, const char *f
     static const char *const names[NETWORKS] = {"", "roce", "ethernet"};
     for (int k = NETWORK_ROCE; k < NETWORKS; k++) {
         Cluster there = *c;
-        there.nic_alone_bandwidth = there.nic_alone_start =
-            0;  // it has its own, or those of other collectives
+        // It has its own, or those of other collectives.
+        there.nic_alone_bandwidth = there.nic_alone_start = 0;
         if (!cJSON_GetObjectItemCaseSensitive(root, names[k])) continue;
         if (!cluster_section(&there, root, names[k], file, err)) return false;
         memcpy(c->network[k], (char *)&there + offsetof(Cluster, nics_per_node),

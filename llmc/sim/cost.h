@@ -68,8 +68,8 @@ static inline double cost_gemm(const Cluster *c, size_t M, size_t N, size_t K,
     if (M == 0 || N == 0 || K == 0) return 0;
     double m = (double)M, n = (double)N, k = (double)K;
     double peak = width == 4 ? c->peak_fp32 : c->peak_bf16;
-    double rate = peak * c->gemm_efficiency * c->gemm_sustained /
-                  c->sms;  // FLOP/s of one multiprocessor
+    // FLOP/s of one multiprocessor.
+    double rate = peak * c->gemm_efficiency * c->gemm_sustained / c->sms;
     double depth = c->gemm_step > 0 && fmod(k, c->gemm_step / 2) != 0
                        ? ceil(k / c->gemm_step) * c->gemm_step
                        : k;
@@ -126,8 +126,8 @@ static inline double cost_attention(const Cluster *c, bool backward, size_t B, s
 typedef struct {
     size_t ranks, nodes;
     size_t per_node;  // fewest ranks of the group in one of its nodes
-    size_t
-        sharing;  // most groups like this one in a node: they use its NICs at the same time
+    // Most groups like this one in a node, which use its NICs at the same time.
+    size_t sharing;
     size_t islands;   // that the group reaches
     size_t crossing;  // groups like this one that reach more than one: they share the link
                       // between islands

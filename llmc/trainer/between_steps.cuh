@@ -42,12 +42,12 @@ static inline bool save_due(const Trainer *m) {
 // rank.
 static inline void evaluation_take(Trainer *m) {
     size_t N = m->B * m->T, count = m->micros * m->B;
-    size_t mine = (m->validation.batch - 1) * m->batch +
-                  m->reader * count;  // this data rank's first row
+    // The first row of this data rank.
+    size_t mine = (m->validation.batch - 1) * m->batch + m->reader * count;
     trainer_synchronize(m);
     if (!m->table.shard.head || m->grid.t_rank != 0) return;
-    float *losses =
-        (float *)host_alloc(m->micros * 2 * N, sizeof(float));  // (micros, 2, N)
+    // (micros, 2, N)
+    float *losses = (float *)host_alloc(m->micros * 2 * N, sizeof(float));
     CUDA_CHECK(cudaMemcpy(losses, m->losses, m->micros * 2 * N * sizeof(float),
                           cudaMemcpyDeviceToHost));
     for (size_t i = 0; i < count && mine + i < m->eval.rows; i++) {
@@ -74,8 +74,8 @@ static inline void evaluation_report(Trainer *m) {
     size_t right = 0, of = 0;  // rows guessed whole (cloze), or examples with the right
                                // choice; of 0: neither
     double *rows = m->validation.rows, sum = 0.0;
-    double right_mean =
-        0.0;  // of choices: loss per counted token of the example's right row
+    // Of choices: loss per counted token of the example's right row.
+    double right_mean = 0.0;
     MPI_Allreduce(MPI_IN_PLACE, rows, (int)(2 * file->rows), MPI_DOUBLE, MPI_SUM,
                   MPI_COMM_WORLD);
     bool best = false;
@@ -119,8 +119,8 @@ static inline void evaluation_report(Trainer *m) {
     fflush(stdout);
     FILE *json = m->log.json;
     if (!json) return;
-    TrainerState
-        state;  // a folder without a readable trainer.json has done no step of ours
+    // A folder without a readable trainer.json has done no step of ours.
+    TrainerState state;
     size_t step = trainer_state_read(m->opt.init, &state, &err) ? state.step : 0;
     fprintf(json, LOG_START "%zu", step);
     log_text(json, "model", m->opt.init);
@@ -186,8 +186,8 @@ static inline void trainer_save(Trainer *m) {
     job_agree(&m->job, ok, &err, 1);
     MPI_Bcast(tmp, sizeof tmp, MPI_CHAR, 0, MPI_COMM_WORLD);
     Checksums sums = checksums_make(&m->config, bf16);
-    bool others = !m->opt.zero &&
-                  m->grid.d_rank != 0;  // without ZeRO all data ranks hold the same
+    // Without ZeRO all data ranks hold the same.
+    bool others = !m->opt.zero && m->grid.d_rank != 0;
     ok = others || state_save(&m->state, tmp, &sums, &err);
     bool written = job_first_failure(&m->job, ok) == m->job.size;
     MPI_Reduce(first ? MPI_IN_PLACE : sums.sums, sums.sums, (int)sums.count, MPI_UINT64_T,
@@ -283,8 +283,8 @@ static inline int trainer_close(Trainer *m) {
     Error err;
     const Options *o = &m->opt;
     CUDA_CHECK(cudaDeviceSynchronize());
-    timeline_collect(&m->timeline,
-                     0);  // validation and samples; spans of a step know its number
+    // Collects validation and samples. Spans of a step know its number.
+    timeline_collect(&m->timeline, 0);
     if (o->trace) CUDA_CHECK(cudaProfilerStop());
     trainer_report_clock(m);
     bool ok = (!o->trace || trainer_report_timeline(m, &err)) && log_close(&m->log, &err) &&

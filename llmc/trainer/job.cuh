@@ -137,8 +137,8 @@ static inline void job_start(Job *job, int *argc, char ***argv) {
     *job = {};  // no groups yet
     job_open_standard();
     job_block_signals();  // before any library starts a thread
-    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32",
-           0);  // streams that share a hardware queue wait for each other
+    // Streams that share a hardware queue wait for each other.
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
     job_start_alone();
     if (MPI_Init_thread(argc, argv, wanted, &provided) != MPI_SUCCESS) exit(1);
     if (provided < wanted) {

@@ -30,8 +30,8 @@ static constexpr size_t WARM_UP_BYTES = 64 << 20;  // of the largest message in 
 // Returns the first of count numbers that differs between ranks, or count. A rank without a
 // number gives UINT64_MAX for it. All ranks call it.
 static inline size_t job_first_difference(const uint64_t *numbers, size_t count) {
-    uint64_t *least =
-        (uint64_t *)host_alloc(2 * count, sizeof(uint64_t));  // and of the complements
+    // The least of the values, and of their complements.
+    uint64_t *least = (uint64_t *)host_alloc(2 * count, sizeof(uint64_t));
     size_t i = 0;
     for (size_t k = 0; k < count; k++) {
         bool none = numbers[k] == UINT64_MAX;
@@ -126,8 +126,8 @@ static inline void trainer_warm_up(Model *m,
     size_t tokens = m->micros * m->B * m->T * sizeof(int), bytes = larger->used;
     size_t micros = m->micros;
     if (bytes > WARM_UP_BYTES) bytes = WARM_UP_BYTES;
-    MPI_Allreduce(MPI_IN_PLACE, &bytes, 1, MPI_UINT64_T, MPI_MIN,
-                  MPI_COMM_WORLD);  // the rank with the least room
+    // The rank with the least room decides.
+    MPI_Allreduce(MPI_IN_PLACE, &bytes, 1, MPI_UINT64_T, MPI_MIN, MPI_COMM_WORLD);
     job_warm_up(m->job.world, larger->base, bytes, m->stream);
     for (size_t i = 0; i < m->job.group_count; i++)
         job_warm_up(m->job.groups[i], larger->base, bytes, m->stream);

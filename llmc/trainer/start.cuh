@@ -154,12 +154,11 @@ static inline bool trainer_prepare(Trainer *m, int argc, char **argv, const Less
         MPI_Finalize();
         exit(0);
     }
-    signal(
-        SIGXFSZ,
-        SIG_IGN);  // a file that grows too large is an error of the write, with a sentence
+    // A file that grows too large is an error of the write, with a message.
+    signal(SIGXFSZ, SIG_IGN);
+    // Nobody reads what we print: that is no reason to lose the run.
     if (o->out || o->log)
-        signal(SIGPIPE,
-               SIG_IGN);  // nobody reads what we print: that is no reason to lose the run
+        signal(SIGPIPE, SIG_IGN);
     o->config.spec = lesson->spec;
     if (lesson->sizes && !lesson->sizes(o, lesson->options.object, err)) return false;
     const char *began = o->init;
@@ -342,12 +341,12 @@ static inline void trainer_start(Trainer *m) {
     for (const State *s : states)
         CUDA_CHECK(cudaMemcpy(s->pieces, s->host_pieces, s->piece_count * sizeof(Piece),
                               cudaMemcpyHostToDevice));
-    CUDA_CHECK(
-        cudaDeviceSynchronize());  // copies of pageable memory may still be on their way
+    // Copies of pageable memory may still be on their way.
+    CUDA_CHECK(cudaDeviceSynchronize());
     trainer_set_dropout(m, false);
+    // Loads its kernels before any message.
     global_norm_squared(m->norms, m->norm_scratch, m->state.grads, m->share.pieces,
-                        m->share.piece_count, m->table.largest, m->share.owned,
-                        m->stream);  // loads its kernels before any message
+                        m->share.piece_count, m->table.largest, m->share.owned, m->stream);
     bool loaded = o->simulate ||
                   state_start(&m->state, from, o->resume != NULL, o->seed, &err);
     job_agree(&m->job, loaded, &err, 1);
@@ -357,8 +356,8 @@ static inline void trainer_start(Trainer *m) {
         m->check_replicas(m);  // after a step ZeRO has gathered one copy over all others
     // No rank can refuse anything any more. So the log may now lose the lines that this run
     // repeats.
-    size_t kept = o->eval ? SIZE_MAX
-                          : m->progress.step;  // lines of the steps so far stay in the log
+    // Lines of the steps so far stay in the log.
+    size_t kept = o->eval ? SIZE_MAX : m->progress.step;
     double peak = m->job.size * device_peak_flops(m->device.name, sizeof(floatX) == 2);
     bool opened = log_open(&m->log, m->job.rank == 0 ? o->log : NULL, kept, o->steps,
                            count_flops(&m->config, 1, o->seq), peak, &err);

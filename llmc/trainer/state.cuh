@@ -164,8 +164,8 @@ static inline bool state_start(State *state, const char *dir, bool optimizer, ui
     CUDA_CHECK(cudaMemset(state->v, 0, (state->owned - state->momenta) * sizeof(float)));
     if (!dir) state_initialise(state, host, seed);
     for (int kind = STATE_WEIGHTS; dir && kind < state_kinds(state) && ok; kind++) {
-        bool all = kind == STATE_WEIGHTS &&
-                   !state->sharded;  // every data rank has the weights of all
+        // Every data rank has the weights of all.
+        bool all = kind == STATE_WEIGHTS && !state->sharded;
         StateKind of = optimizer ? (StateKind)kind : STATE_WEIGHTS;
         SafeTensors st = {};
         if (!optimizer && (kind == STATE_M || kind == STATE_V)) continue;

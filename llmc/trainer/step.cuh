@@ -24,8 +24,8 @@ static inline void trainer_synchronize([[maybe_unused]] Trainer *m,
         }
     }
 #endif
-    CUDA_CHECK(stream ? cudaStreamSynchronize(stream)
-                      : cudaDeviceSynchronize());  // which a virtual clock sees
+    // A virtual clock sees either call.
+    CUDA_CHECK(stream ? cudaStreamSynchronize(stream) : cudaDeviceSynchronize());
 }
 
 // Reads a batch of `sequences` sequences. inputs and targets get this data rank's share. If
@@ -35,8 +35,8 @@ static inline void trainer_load(Trainer *m, DataLoader *data, uint64_t first,
                                 size_t sequences, bool shuffle) {
     trainer_set_batch(m, sequences);
     size_t count = sequences / m->readers, T = m->T, bytes = count * T * sizeof(int);
-    int *tokens = (int *)host_alloc(
-        m->opt.seq + 1, sizeof(int));  // the targets are those behind the inputs
+    // The targets are those behind the inputs.
+    int *tokens = (int *)host_alloc(m->opt.seq + 1, sizeof(int));
     for (size_t i = 0; i < count && !m->data_failed && !m->opt.simulate;
          i++) {  // a simulation moves no data
         size_t sample = first + m->reader * count + i;
