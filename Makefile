@@ -358,7 +358,7 @@ RANKS ?= $(shell echo '$(LAYOUT)' | awk '{ \
            print n }')
 THREADS = $(shell echo $$(($(JOBS) > $(RANKS) ? $(JOBS) / $(RANKS) : 1)))
 # After Ctrl-C Open MPI waits that long before it ends the ranks, and again before it kills them,
-# which are saving. --quiet keeps away the lines with which it follows a trainer's sentence.
+# which are saving. --quiet keeps away the lines with which it follows a trainer's message.
 GRACE = $(if $(findstring --oversubscribe,$(MPIRUN)),--mca odls_base_sigkill_timeout 3 --quiet)
 LAUNCHER = $(if $(filter 1,$(RANKS)),,OMP_NUM_THREADS=$(THREADS) $(MPIRUN) $(GRACE) -n $(RANKS))
 

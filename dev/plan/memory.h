@@ -116,7 +116,7 @@ static inline const ModelSpec *candidate_mixture_spec() { return NULL; }
 static inline bool candidate_experts_divide(const StepLayout *, bool, Error *) { return true; }
 #endif
 
-// True if the trainer refuses this layout, with its sentence in *err.
+// True if the trainer refuses this layout, with its error message in *err.
 static inline bool candidate_refused(const Candidate *x, size_t vocabulary, Error *err) {
     const StepLayout *r = &x->run;
     Options o = candidate_options(x, vocabulary);

@@ -31,7 +31,7 @@ static inline bool read_size(const char *flag, const char *text, size_t most, si
     return true;
 }
 
-// Fills the wish and the cluster's path. False, with a sentence, if an option is wrong.
+// Fills the wish and the cluster's path. False, with an error message, if an option is wrong.
 static inline bool read_wish(Wish *w, const char **cluster, bool *json, bool *light, int argc,
                              char **argv, Error *err) {
     static const char *const schedules[] = {"gpipe",   "1f1b", "interleaved", "zb-h1",

@@ -70,7 +70,7 @@ static void layer_thin(Layer *layer) {
     layer->count = n;
 }
 
-// Returns how many of the first layers the log has; 0 with a sentence.
+// Returns how many of the first layers the log has; 0 with an error message.
 static size_t read_log(const char *path, Layer layers[MAX_LAYERS], Error *err) {
     size_t bytes, count = 0;
     char *text = file_read(path, SIZE_MAX, &bytes, err);

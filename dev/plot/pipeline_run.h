@@ -8,8 +8,8 @@
 #include "llmc/host/trace.h"
 #include "llmc/v_schedules.h"
 
-// Runs lists that pipeline_prove_list accepts and keeps the times of all steps. False, with a
-// sentence, if they hang. Release with list_run_free in either case.
+// Runs lists that pipeline_prove_list accepts and keeps the times of all steps. False, with an
+// error message, if they hang. Release with list_run_free in either case.
 static inline bool list_run(PipelineRun *r, const PipelineLists *l, size_t buffers,
                             const PipelineTimes *times, Error *err) {
     r->steps = (PipelineTime **)host_alloc((size_t)l->p, sizeof *r->steps);

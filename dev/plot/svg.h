@@ -50,8 +50,8 @@ typedef struct {
     long lowest, highest;
 } PlotFlag;
 
-// Reads the flags; optind is then the first other word. Returns false after a sentence on what is
-// wrong.
+// Reads the flags; optind is then the first other word. Returns false after an error message on
+// what is wrong.
 static inline bool plot_flags(const char *program, int argc, char **argv, const PlotFlag *flags,
                               int count) {
     struct option options[16];
@@ -83,8 +83,8 @@ static inline bool same_file_on_disk(const char *a, const char *b) {
     return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
-// Opens the file of a picture, or stdout if there is no path. Returns NULL with a sentence if it
-// cannot be written, or is one of the inputs, FILE or NAME=FILE.
+// Opens the file of a picture, or stdout if there is no path. Returns NULL with an error message if
+// it cannot be written, or is one of the inputs, FILE or NAME=FILE.
 static inline FILE *svg_open(const char *path, char *const *inputs, int count, Error *err) {
     for (int i = 0; path && i < count; i++) {
         const char *named = strchr(inputs[i], '=');
@@ -98,7 +98,7 @@ static inline FILE *svg_open(const char *path, char *const *inputs, int count, E
     return out;
 }
 
-// Closes the file of a picture. Returns false with a sentence if it could not be written.
+// Closes the file of a picture. Returns false with an error message if it could not be written.
 static inline bool svg_close(FILE *out, const char *path, Error *err) {
     bool failed = ferror(out) | (out == stdout ? fflush(out) != 0 : fclose(out) != 0);
     return !failed ||

@@ -25,8 +25,8 @@ static inline long trace_index(const cJSON *object, const char *name, double lim
 }
 
 // Appends every complete event that has a kind, a rank and sane times; other events are passed
-// over. False with a sentence if the file is not such a trace or holds none of them. Release with
-// trace_free in either case.
+// over. False with an error message if the file is not such a trace or holds none of them. Release
+// with trace_free in either case.
 static inline bool trace_read(const char *path, TraceList *list, Error *err) {
     size_t bytes;
     char *text = file_read(path, SIZE_MAX, &bytes, err);

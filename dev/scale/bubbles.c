@@ -25,8 +25,8 @@
 
 enum { TEMPORARY_PATH = 512 };  // short enough for a command line
 
-// Makes an empty file in the folder TMPDIR, or in /tmp, and opens it. Returns -1, with a
-// sentence, if it cannot.
+// Makes an empty file in the folder TMPDIR, or in /tmp, and opens it. Returns -1, with an error
+// message, if it cannot.
 static int temporary_file(char path[TEMPORARY_PATH], const char *name, Error *err) {
     const char *folder = getenv("TMPDIR");
     if (!folder || !*folder) folder = "/tmp";

@@ -6,8 +6,8 @@
 // op(B)[k,n] + beta * D[m,n], then the epilogue. They are float32 or bfloat16 in memory, and
 // the arithmetic is float32. gemm.h computes. Here cuBLASLt's C must be D, and its alpha 1.
 //
-// Refuses misuse with cuBLASLt's status and a sentence on stderr. It makes more checks than
-// cuBLASLt:
+// Refuses misuse with cuBLASLt's status and an error message on stderr. It makes more
+// checks than cuBLASLt:
 //   - Ranges must lie in device memory.
 //   - The output must not overlap an input.
 //   - Pointers must have the alignment promised to the heuristic.
@@ -97,7 +97,7 @@ typedef struct {
     cublasStatus_t state;
 } cublasLtMatmulHeuristicResult_t;
 
-// Prints a sentence and returns the status.
+// Prints an error message and returns the status.
 __attribute__((format(printf, 2, 3))) static inline cublasStatus_t cpu_lt_refuse(
     cublasStatus_t status, const char *format, ...) {
     va_list args;

@@ -120,8 +120,8 @@ static inline void cpu_set_current(CpuBlock *b, unsigned t) {
         threadIdx = cpu_thread_index(t);
 }
 
-// Ends the program after misuse that CUDA would not report, or not here: one sentence, then
-// abort().
+// Ends the program after misuse that CUDA would not report, or not here: one error message,
+// then abort().
 [[noreturn]] __attribute__((noinline, cold, format(printf, 1, 2))) inline void cpu_abort(
     const char *format, ...) {
     va_list args;
@@ -133,7 +133,7 @@ static inline void cpu_set_current(CpuBlock *b, unsigned t) {
     abort();
 }
 
-// Ends the program with kernel, block, thread and a sentence.
+// Ends the program with kernel, block, thread and an error message.
 [[noreturn]] __attribute__((noinline, cold, format(printf, 2, 3))) inline void
 cpu_kernel_abort(unsigned thread, const char *format, ...) {
     char text[512];

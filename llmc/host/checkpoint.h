@@ -215,8 +215,8 @@ static inline const char *checkpoint_sum_name(char name[STATE_NAME_SIZE],
 }
 
 // Gives a complete checkpoint in tmp_path its name. Replaces a checkpoint of the same step.
-// Anything else that has the name is not ours, and gets the temporary name. False with a
-// sentence: the checkpoint stays in tmp_path.
+// Anything else that has the name is not ours, and gets the temporary name. False with an
+// error message: the checkpoint stays in tmp_path.
 static inline bool checkpoint_give_name(const char *tmp_path, const char *final_path,
                                         size_t step, Error *err) {
     Error why;

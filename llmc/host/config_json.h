@@ -133,9 +133,9 @@ static const char *const GPT2_VALUES[][2] = {
     {NULL, NULL}};
 
 // Reads a config.json with GPT-2's names, that "model_type", and `more` members, which the
-// caller reads (NULL at the end). Returns it, or NULL with a sentence that names the first
-// member that we do not compute. The caller frees it with cJSON_Delete. Sizes have limits
-// no lower than the flags' limits. They keep every product of sizes far from 2^63.
+// caller reads (NULL at the end). Returns it, or NULL with an error message that names the
+// first member that we do not compute. The caller frees it with cJSON_Delete. Sizes have
+// limits no lower than the flags' limits. They keep every product of sizes far from 2^63.
 static inline cJSON *config_read_kind(const char *path, const char *type,
                                       const char *const *more, GPTConfig *g, Error *err) {
     cJSON *root = json_read(path, CONFIG_MAX_FILE, err);

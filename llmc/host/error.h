@@ -1,5 +1,5 @@
-// error.h: the sentence of a function that refuses its input. The function returns false,
-// and its caller decides what to do.
+// error.h: the error message of a function that refuses its input. The function returns
+// false, and its caller decides what to do.
 //
 // defines: Error, error_set
 #ifndef LLMC_ERROR_H
@@ -13,9 +13,9 @@ typedef struct {
     char text[1024];
 } Error;
 
-// Prints the sentence, without a newline, and returns false for `return error_set(...)`.
-// Control characters become '?', also UTF-8's (C2 80 to C2 9F): quoted input could
-// otherwise break the line or move the cursor.
+// Prints the error message, without a newline, and returns false for `return
+// error_set(...)`. Control characters become '?', also UTF-8's (C2 80 to C2 9F): quoted
+// input could otherwise break the line or move the cursor.
 __attribute__((format(printf, 2, 3))) static inline bool error_set(Error *err,
                                                                    const char *format,
                                                                    ...) {

@@ -41,8 +41,8 @@ static inline const char *file_read_failure(void) {
     return errno ? strerror(errno) : "it became shorter";
 }
 
-// Opens a regular file and gives its size; -1 with a sentence for anything else, pipes and
-// folders included.
+// Opens a regular file and gives its size; -1 with an error message for anything else,
+// pipes and folders included.
 static inline int file_open(const char *path, int flags, uint64_t *size, Error *err) {
     // O_NONBLOCK: a pipe must not block us here.
     int fd = open(path, flags | O_CLOEXEC | O_NONBLOCK, 0666);
@@ -127,8 +127,8 @@ static inline bool file_write_text(const char *path, const char *text, Error *er
     return file_write(path, text, strlen(text), err);
 }
 
-// Prints into a path of PATH_MAX bytes, like snprintf. False with a sentence if it does not
-// fit.
+// Prints into a path of PATH_MAX bytes, like snprintf. False with an error message if it
+// does not fit.
 __attribute__((format(printf, 3, 4))) static inline bool path_print(char path[PATH_MAX],
                                                                     Error *err,
                                                                     const char *format,
@@ -169,8 +169,8 @@ static inline bool folder_sync(const char *dir, Error *err) {
 }
 
 // Gives the folder `from` the name `to`. A file or folder that has this name gets the name
-// `from` in the same step. Returns false with a sentence and errno. EXDEV: the folder `to`
-// lies in a lower layer of overlayfs, where it cannot be renamed.
+// `from` in the same step. Returns false with an error message and errno. EXDEV: the folder
+// `to` lies in a lower layer of overlayfs, where it cannot be renamed.
 static inline bool folder_replace(const char *from, const char *to, Error *err) {
     if (rename(from, to) == 0) return true;  // there was nothing, or an empty folder
     bool taken = errno == ENOTEMPTY || errno == EEXIST || errno == ENOTDIR;
@@ -197,10 +197,10 @@ static inline bool folder_replace(const char *from, const char *to, Error *err) 
     return false;
 }
 
-// Locks a file until this process closes any descriptor of it. Returns 1, 0 with a sentence
-// if another process has locked it, or -1 with one if the file system has no locks. On NFS
-// the server holds the lock for all nodes; mounted with nolock, a node sees only its own
-// locks. flag: the option that gave `name`.
+// Locks a file until this process closes any descriptor of it. Returns 1, 0 with an error
+// message if another process has locked it, or -1 with one if the file system has no locks.
+// On NFS the server holds the lock for all nodes; mounted with nolock, a node sees only its
+// own locks. flag: the option that gave `name`.
 static inline int file_lock(int fd, const char *flag, const char *name, Error *err) {
     char process[40] = "";
     struct flock whole;
@@ -223,8 +223,8 @@ static inline int file_lock(int fd, const char *flag, const char *name, Error *e
 
 // Locks the folder of --out by a file .lock. The file stays, and nothing is ever written to
 // it, because it may belong to the user. *lock is its descriptor. If the file system has no
-// locks, *lock is -1 and err says why. False with a sentence if another process has locked
-// it.
+// locks, *lock is -1 and err says why. False with an error message if another process has
+// locked it.
 static inline bool folder_lock(const char *dir, int *lock, Error *err) {
     char path[PATH_MAX];
     *lock = -1;
@@ -242,8 +242,8 @@ static inline bool folder_lock(const char *dir, int *lock, Error *err) {
 }
 
 // Locks the folder again if its lock file was removed or replaced, as by rm -r. Without
-// that, the old lock would keep no other run out. False with a sentence if another process
-// has it now.
+// that, the old lock would keep no other run out. False with an error message if another
+// process has it now.
 static inline bool folder_keep_lock(const char *dir, int *lock, Error *err) {
     char path[PATH_MAX];
     struct stat mine, there;

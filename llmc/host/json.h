@@ -36,8 +36,8 @@ static inline int compare_names(const void *a, const void *b) {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-// False with a sentence if an object in the value has a name twice: cJSON would find the
-// first, others the last.
+// False with an error message if an object in the value has a name twice: cJSON would find
+// the first, others the last.
 static inline bool json_names_differ(const cJSON *value, const char *file, Error *err) {
     const cJSON *child;
     size_t count = 0;
@@ -58,9 +58,9 @@ static inline bool json_names_differ(const cJSON *value, const char *file, Error
     return ok;
 }
 
-// Parses text[bytes], which a NUL follows. Returns NULL with a sentence unless it is one
-// JSON object in which no object has a name twice. The caller frees it with cJSON_Delete.
-// cJSON limits the nesting.
+// Parses text[bytes], which a NUL follows. Returns NULL with an error message unless it is
+// one JSON object in which no object has a name twice. The caller frees it with
+// cJSON_Delete. cJSON limits the nesting.
 static inline cJSON *json_parse(const char *text, size_t bytes, const char *file,
                                 Error *err) {
     const char *end = NULL;

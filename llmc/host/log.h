@@ -67,8 +67,8 @@ typedef struct {
 
 // Finds the end of the lines of the first `done` steps. A last line may be cut off, or a
 // power loss may have filled it with zeros: it does not count. Lines of --eval count as
-// done. `evals` takes the ones behind that end. False with a sentence if the file is not a
-// log.
+// done. `evals` takes the ones behind that end. False with an error message if the file is
+// not a log.
 static inline bool log_scan(FILE *in, const char *path, size_t done, long *end, FILE *evals,
                             Error *err) {
     char *line = NULL;
@@ -95,8 +95,8 @@ static inline bool log_scan(FILE *in, const char *path, size_t done, long *end, 
                      number, path);
 }
 
-// Opens a log to append to it, with the lock that keeps other runs out. NULL with a
-// sentence.
+// Opens a log to append to it, with the lock that keeps other runs out. NULL with an error
+// message.
 static inline FILE *log_take(const char *path, Error *err) {
     FILE *log = file_open_output(path, O_RDWR | O_APPEND, err);
     if (!log || file_lock(fileno(log), "--log", path, err) != 0) return log;
@@ -231,8 +231,8 @@ static inline void log_validation(Log *log, size_t step, double val_loss) {
     log_end_line(log);
 }
 
-// Closes the log. Returns false with a sentence if a line could not be written, as on a
-// full disk.
+// Closes the log. Returns false with an error message if a line could not be written, as on
+// a full disk.
 static inline bool log_close(Log *log, Error *err) {
     errno = 0;
     if (log->json && fclose(log->json) != 0 && !log->failure) log->failure = errno;

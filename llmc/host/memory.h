@@ -9,8 +9,8 @@
 #include <string.h>
 #include <unistd.h>
 
-// Returns the memory. If it is NULL, ends the program with a sentence; without MPI_Finalize
-// the other ranks end too.
+// Returns the memory. If it is NULL, ends the program with an error message; without
+// MPI_Finalize the other ranks end too.
 static inline void *host_check(void *memory, size_t count, size_t size) {
     if (memory) return memory;
     fflush(stdout);

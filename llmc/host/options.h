@@ -96,9 +96,9 @@ static inline bool option_read(const Options *o, int argc, char **argv, int *i,
 }
 
 // Sets the options of a trainer from the defaults and the command line. own: rows of a
-// lesson; NULL: none. groups: the rows of trainers of several ranks. Returns false with a
-// sentence for a word that is not right. Checks the range of each value; options_resolve
-// compares values.
+// lesson; NULL: none. groups: the rows of trainers of several ranks. Returns false with an
+// error message for a word that is not right. Checks the range of each value;
+// options_resolve compares values.
 static inline bool options_parse(Options *o, const FieldTable *own, int argc, char **argv,
                                  RankOptions groups, Error *err) {
     const FieldTable ranks = {groups.fields, groups.count, o},

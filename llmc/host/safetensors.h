@@ -234,8 +234,8 @@ static inline bool st_add_listed(SafeTensors *st, const cJSON *map, Error *err) 
 
 // Opens a file. If PATH.index.json is there instead, opens all files of this index as if
 // they were one. flags: O_RDONLY, or O_RDWR for a rank that fills in its slices of a file
-// that slices_create has made. Returns false with a sentence, and nothing to close, if a
-// file is not sound.
+// that slices_create has made. Returns false with an error message, and nothing to close,
+// if a file is not sound.
 static inline bool st_open(SafeTensors *st, const char *path, int flags, Error *err) {
     char index[PATH_MAX];
     memset(st, 0, sizeof *st);

@@ -404,7 +404,7 @@ static inline bool tokenizer_check(const cJSON *root, const char *path, Error *e
            keys_check(decoder, "decoder", path, err);
 }
 
-// Compiles a regular expression. Returns NULL with a sentence if PCRE2 cannot.
+// Compiles a regular expression. Returns NULL with an error message if PCRE2 cannot.
 static inline pcre2_code *tokenizer_compile(const char *pattern, const char *path,
                                             Error *err) {
     int failure;

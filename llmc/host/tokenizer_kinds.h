@@ -158,7 +158,7 @@ static inline bool pattern_check(const char *pattern, const char *path, Error *e
 // Kinds
 
 // Finds the pattern of words in "pre_tokenizer": a list of Split by a regular expression or
-// Digits, then ByteLevel. NULL with a sentence: another.
+// Digits, then ByteLevel. NULL with an error message: another.
 static inline const char *kind_pattern(const cJSON *splitter, const char *path,
                                        Error *err) {
     const cJSON *list = json_get(splitter, "pretokenizers"), *first = splitter;

@@ -100,8 +100,8 @@ static inline void trainer_state_print(FILE *out, const TrainerState *state) {
     }
 }
 
-// Reads the file of a checkpoint. Returns false with a sentence if a key is missing or
-// malformed.
+// Reads the file of a checkpoint. Returns false with an error message if a key is missing
+// or malformed.
 static inline bool trainer_state_read(const char *dir, TrainerState *state, Error *err) {
     char path[PATH_MAX];
     cJSON *root = path_print(path, err, "%s/trainer.json", dir)
@@ -160,7 +160,7 @@ static inline void trainer_lesson_compare(const char *saved, const char *now, FI
 }
 
 // Compares the options of a checkpoint with the options of a run that continues it. Returns
-// false with a sentence if a fixed one differs. Prints a note for each other one that
+// false with an error message if a fixed one differs. Prints a note for each other one that
 // differs. Without notes, the same layout continues with the same bits.
 static inline bool trainer_state_compare(const TrainerState *saved, const TrainerState *now,
                                          FILE *out, Error *err) {
@@ -184,8 +184,8 @@ static inline bool trainer_state_compare(const TrainerState *saved, const Traine
     return true;
 }
 
-// Continues at the step and the sample of the checkpoint in dir. Returns false with a
-// sentence if a run with these options cannot continue it.
+// Continues at the step and the sample of the checkpoint in dir. Returns false with an
+// error message if a run with these options cannot continue it.
 static inline bool progress_resume(TrainerState *progress, const char *dir, Error *err) {
     TrainerState saved;
     if (!trainer_state_read(dir, &saved, err) ||
@@ -201,8 +201,8 @@ static inline bool progress_resume(TrainerState *progress, const char *dir, Erro
     return true;
 }
 
-// Notes the training data. Returns false with a sentence if the checkpoint was trained on
-// other data, unless `anyway`.
+// Notes the training data. Returns false with an error message if the checkpoint was
+// trained on other data, unless `anyway`.
 static inline bool progress_data(TrainerState *progress, const DataLoader *data,
                                  bool anyway, Error *err) {
     char now[TRAINER_DATA_SIZE];

@@ -173,7 +173,7 @@ inline const char *ncclGetErrorString(ncclResult_t result) {
                                            : "unknown result code";
 }
 
-// Returns one sentence about the last call that failed, "" before.
+// Returns one error message about the last call that failed, "" before.
 inline const char *ncclGetLastError(ncclComm_t) {
     return nccl_mpi::state().last_error.c_str();
 }

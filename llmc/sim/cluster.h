@@ -292,8 +292,8 @@ static inline bool cluster_networks(Cluster *c, const cJSON *root, const char *f
            error_set(err, "%s: \"roce_nodes\" need \"roce\", their network", file);
 }
 
-// Fills *c from a parsed file. Returns false, with a sentence that names file and key, if a
-// constant is missing, unknown or out of range.
+// Fills *c from a parsed file. Returns false, with an error message that names file and
+// key, if a constant is missing, unknown or out of range.
 static inline bool cluster_parse(Cluster *c, const cJSON *root, const char *file,
                                  Error *err) {
     static const char *const sections[] = {"hardware", "software", "roce", "ethernet"};

@@ -172,7 +172,7 @@ static inline bool validation_goes_on(Trainer *m) {
 
 // Saves a checkpoint: rank 0 makes the files, every rank writes its slices, rank 0 gives
 // the folder its name. A failure of any rank leaves no folder and ends the run, with one
-// sentence.
+// error message.
 static inline void trainer_save(Trainer *m) {
     Error err;
     char tmp[PATH_MAX] = "", path[PATH_MAX];

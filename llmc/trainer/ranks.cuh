@@ -250,7 +250,7 @@ static inline bool trainer_same_files(const Trainer *m, Error *err) {
 
 // Starts the job and reads everything that the command line names. sections: the parts of
 // RANK_OPTIONS that this trainer has beside the rows of its lesson. If anything is wrong,
-// one rank prints one sentence, and all ranks leave with exit code 2.
+// one rank prints one error message, and all ranks leave with exit code 2.
 static inline void trainer_open(Trainer *m, int argc, char **argv, unsigned sections,
                                 Lesson lesson = {}) {
     Error err;

@@ -191,8 +191,8 @@ static inline bool trainer_prepare(Trainer *m, int argc, char **argv, const Less
 }
 
 // Starts the one rank of train_gpt.cu, or of a lesson behind it, and reads everything that
-// the command line names. If anything is wrong, it prints one sentence and leaves with exit
-// code 2. ranks.cuh has the function for trainers of several ranks.
+// the command line names. If anything is wrong, it prints one error message and leaves with
+// exit code 2. ranks.cuh has the function for trainers of several ranks.
 static inline void trainer_open(Trainer *m, int argc, char **argv, Lesson lesson = {}) {
     Error err;
     lesson.groups = one_rank_options();

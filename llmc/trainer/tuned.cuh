@@ -21,8 +21,9 @@ static inline void tuned_path(char path[PATH_MAX], const char *gpu) {
     }
 }
 
-// Returns {"gpu": name, "cublaslt": version, "products": {problem: number}}, or NULL with a
-// sentence if the text is not a file of this GPU. The caller frees it with cJSON_Delete.
+// Returns {"gpu": name, "cublaslt": version, "products": {problem: number}}, or NULL with
+// an error message if the text is not a file of this GPU. The caller frees it with
+// cJSON_Delete.
 static inline cJSON *tuned_parse(const char *text, size_t bytes, const char *path,
                                  const char *gpu, Error *err) {
     cJSON *root = json_parse(text, bytes, path, err), *product;
