@@ -96,6 +96,10 @@ links() {
     for page in "${pages[@]}"; do
         grep -oE '\]\([^) ]+\)' "$page" | sed 's/^](//; s/)$//' | grep -v '^http' |
             while read -r link; do
+            # GitHub's pages of a workflow; its file has the name.
+            if [[ $link == ../../actions/workflows/* ]]; then
+                link=${link#../../actions/} && link=.github/${link%/badge.svg}
+            fi
             file=${link%%#*} target=$page
             [ -n "$file" ] && target=$(dirname "$page")/$file
             [ -e "$target" ] || { echo "$page: no file $link"; continue; }
