@@ -574,3 +574,18 @@ FIRST_COMBINATION := $(filter $(DIR),build/$(DEVICE)-fp32$(addprefix -,$(MPI)))
 PLANNED = $(if $(filter planned,$(MAKECMDGOALS)),$(shell sort -u build/test-plan))
 planned: $(filter $(DIR)/% $(if $(FIRST_COMBINATION),build/tools/%),$(PLANNED))
 	@:
+
+# In bf16, which only checks on a CPU, the trainers are one program with many names. Most of a
+# trainer is kernels and headers that all trainers have, and so they are compiled once.
+TOGETHER := $(if $(filter cpu-bf16,$(DEVICE)-$(PRECISION)),$(filter $(DIR)/train_%,$(PLANNED)))
+ifneq ($(word 3,$(TOGETHER)),)
+$(DIR)/train_all.cu: $(TRAINERS) $(LESSONS) dev/test/together.sh
+	@mkdir -p $(@D)
+	@dev/test/together.sh $(TRAINERS) $(LESSONS) > $@
+
+$(DIR)/train_all: $(DIR)/train_all.cu Makefile $(PROBE)
+	$(SAY)$(CU) $(DEPENDENCIES) -o $@ $< $(LIBS)
+
+$(TOGETHER): $(DIR)/train_all
+	@sed 's|^$(DIR)/train_all:|$@:|' $<.d > $@.d && ln -f $< $@
+endif
