@@ -575,9 +575,9 @@ PLANNED = $(if $(filter planned,$(MAKECMDGOALS)),$(shell sort -u build/test-plan
 planned: $(filter $(DIR)/% $(if $(FIRST_COMBINATION),build/tools/%),$(PLANNED))
 	@:
 
-# In bf16, which only checks on a CPU, the trainers are one program with many names. Most of a
-# trainer is kernels and headers that all trainers have, and so they are compiled once.
-TOGETHER := $(if $(filter cpu-bf16,$(DEVICE)-$(PRECISION)),$(filter $(DIR)/train_%,$(PLANNED)))
+# Most of a trainer is kernels and headers that all trainers have. A plan with three trainers or
+# more compiles these once: the trainers are one program with many names, as fast as each alone.
+TOGETHER := $(if $(filter cpu,$(DEVICE)),$(filter $(DIR)/train_%,$(PLANNED)))
 ifneq ($(word 3,$(TOGETHER)),)
 $(DIR)/train_all.cu: $(TRAINERS) $(LESSONS) dev/test/together.sh
 	@mkdir -p $(@D)

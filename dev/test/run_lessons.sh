@@ -101,6 +101,15 @@ for lesson in dev/lessons/*.cu; do
     [ -f "$parent" ]
     report $? "$lesson names its parent in line 2: $parent"
 done
+# `make test` compiles all of them as one program, where one may use what another one includes.
+if [ "$device" = cpu ]; then
+    mapfile -t programs < <(printf 'build/alone/%s\n' train_gpt*.cu dev/lessons/*.cu |
+        sed 's,dev/lessons/,,; s,\.cu$,,')
+    make -k -j2 DEVICE=cpu PRECISION=fp32 DIR=build/alone OPTIMIZE=-fsyntax-only \
+        "${programs[@]}" >"$dir/out" 2>&1 && ! grep -qE '(warning|error):' "$dir/out"
+    report $? "${#programs[@]} trainers compile, each by itself, without a warning"
+    rm -rf build/alone
+fi
 shown=$(dev/lessons.sh | grep -c '^====')
 [ "$shown" = $((3 + $(find dev/lessons -name '*.cu' | wc -l))) ]
 report $? "make lessons prints every edge of the tree: $shown"

@@ -2,6 +2,7 @@
 # together.sh TRAINER.cu...: prints one source with all these trainers, each in a namespace of its
 # name. The program runs the trainer whose name it has, so it needs a link for each. `make test`
 # compiles this, because most of a trainer is kernels and headers that all trainers have.
+# dev/test/run_lessons.sh compiles each by itself.
 set -euo pipefail
 
 echo '#include <string.h>'
