@@ -575,10 +575,12 @@ PLANNED = $(if $(filter planned,$(MAKECMDGOALS)),$(shell sort -u build/test-plan
 planned: $(filter $(DIR)/% $(if $(FIRST_COMBINATION),build/tools/%),$(PLANNED))
 	@:
 
-# Most of a trainer is kernels and headers that all trainers have. A plan with three trainers or
-# more compiles these once: the trainers are one program with many names, as fast as each alone.
+# Most of a trainer is kernels and headers that all trainers have. If three of a plan's trainers are
+# not built yet, these are compiled once: the trainers are then one program with many names, as fast
+# as each alone.
 TOGETHER := $(if $(filter cpu,$(DEVICE)),$(filter $(DIR)/train_%,$(PLANNED)))
-ifneq ($(word 3,$(TOGETHER)),)
+UNBUILT := $(filter-out $(wildcard $(TOGETHER)),$(TOGETHER))
+ifneq ($(and $(word 3,$(TOGETHER)),$(or $(word 3,$(UNBUILT)),$(wildcard $(DIR)/train_all))),)
 $(DIR)/train_all.cu: $(TRAINERS) $(LESSONS) dev/test/together.sh
 	@mkdir -p $(@D)
 	@dev/test/together.sh $(TRAINERS) $(LESSONS) > $@
