@@ -136,12 +136,12 @@ behind() {
 mapfile -t first < <(behind train_gpt.cu)
 [ ${#first[@]} -gt 20 ]
 report $? 'the headers that train_gpt.cu includes are known'
-at_most "$(tokens "${first[@]}" | wc -l)" 89416 \
+at_most "$(tokens "${first[@]}" | wc -l)" 89374 \
     'tokens of headers behind train_gpt.cu on a GPU build'
 # A header of a lesson behind the four has a line in its head that names the lesson: `// lesson:
 # moe`.
 mapfile -t library < <(grep -rL '^// lesson: ' llmc)
-at_most "$(tokens "${library[@]}" | wc -l)" 158518 \
+at_most "$(tokens "${library[@]}" | wc -l)" 158514 \
     'tokens of llmc/ without the headers of lessons behind the four'
 foreign=$(behind train_gpt_3d.cu | xargs grep -l '^// lesson: ')
 [ -z "$foreign" ]
