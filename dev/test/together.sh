@@ -5,7 +5,7 @@
 # dev/test/run_lessons.sh compiles each by itself.
 set -euo pipefail
 
-echo '#include <string.h>'
+printf '#include <%s>\n' stdio.h string.h
 # Before the namespaces, so that within them the headers are there already.
 cat "$@" | grep '^#include' | awk '!seen[$0]++'
 for file in "$@"; do
@@ -22,5 +22,9 @@ for file in "$@"; do
     name=${name%.cu}
     echo "    if (strcmp(name, \"$name\") == 0) return $name::main(argc, argv);"
 done
-echo '    return 2;'
-echo '}'
+cat <<'END'
+    fprintf(stderr, "error: %s is all trainers in one and must have the name of one of them: `make "
+                    "clean` and `make` build each by itself\n", name);
+    return 2;
+}
+END
